@@ -33,6 +33,7 @@ class Family:
 USUAL = Family(bias="qkvo")  # of an unknown dense model
 _BIAS = {"attention_bias": True}
 _MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_GLM_MLA = {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
 _DEEPSEEK = Family(
     "n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", latent_attention=True, bias="qkvo",
     defaults=_MLA | {"first_k_dense_replace": 3},
@@ -44,6 +45,11 @@ _QWEN3 = Family(bias="qkvo", qk_norm="head", defaults={"head_dim": 128})
 _EVERY_LAYER = {"decoder_sparse_step": 1}
 _QWEN3_MOE = Family("num_experts", "moe_intermediate_size", bias="qkvo", qk_norm="head", defaults=_EVERY_LAYER)
 _QWEN_SHARED = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
+_DELTA_NETS = Family(
+    *_QWEN_SHARED, linear_attention=True, bias="qkvo", qk_norm="head",
+    defaults={"head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+              "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
+)  # fmt: skip
 _GEMMA = Family(bias="qkvo", defaults={"head_dim": 256, "tie_word_embeddings": True})
 # What Google's checkpoints leave out
 _GEMMA_2 = {
@@ -70,11 +76,9 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": _QWEN3_MOE,
     "qwen3_vl_moe_text": _QWEN3_MOE,
     "qwen2_moe": Family(*_QWEN_SHARED, bias="qkv", defaults=_BIAS | _EVERY_LAYER),
-    "qwen3_next": Family(
-        *_QWEN_SHARED, linear_attention=True, bias="qkvo", qk_norm="head",
-        defaults={**_EVERY_LAYER, "head_dim": 256, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-                  "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
-    ),
+    "qwen3_next": replace(_DELTA_NETS, defaults={**_DELTA_NETS.defaults, **_EVERY_LAYER}),
+    "qwen3_5_text": Family(linear_attention=True, bias="qkvo", qk_norm="head", defaults=_DELTA_NETS.defaults),
+    "qwen3_5_moe_text": replace(_DELTA_NETS, defaults={**_DELTA_NETS.defaults, "intermediate_size": 5632}),  # of no layer
     "olmoe": Family("num_experts", "intermediate_size", bias="qkvo", qk_norm="full"),
     "mixtral": Family("num_local_experts", "intermediate_size", full_every=1),
     "minimax_m2": Family("num_local_experts", "intermediate_size", qk_norm="full", defaults={"head_dim": 128}),
@@ -84,15 +88,17 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": _SPARSE,
     "kimi_k2": _DEEPSEEK,
+    "glm4_moe_lite": replace(_DEEPSEEK, defaults=_GLM_MLA | {"first_k_dense_replace": 1}),
     "glm4_moe": Family("n_routed_experts", "moe_intermediate_size", "", "n_shared_experts", bias="qkv", qk_norm="head",
                        defaults={"first_k_dense_replace": 1, "head_dim": 128}),
 }  # fmt: skip
-_NOT_UNDER_FSDP = ("mimo", "kimi_k2", "olmo3", "qwen3_next", "deepseek_v32")
+_NOT_UNDER_FSDP = ("mimo", "olmo3", "deepseek_v32")
 # Families whose models runs of areal-like train, by backend (areal_like/trainer/megatron/bridges/support.py)
 TRAINED = {
     "megatron": (
         "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe",
-        "deepseek_v2", "deepseek_v3", "minimax_m2",
+        "deepseek_v2", "deepseek_v3", "minimax_m2", "kimi_k2", "glm4_moe_lite", "gemma2", "gemma3_text",
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
     ),
     "fsdp": tuple(name for name in FAMILIES if "_vl_" not in name and name not in _NOT_UNDER_FSDP),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allocation.model_spec import FAMILIES
+from areal_like.data.model_types import register_model_types
 from areal_like.trainer.megatron.cpu import cuda as cpu
 
 FILE = Path(__file__).parents[1] / "areal_like/trainer/megatron/bridges/registry.json"
@@ -20,19 +21,22 @@ FILE = Path(__file__).parents[1] / "areal_like/trainer/megatron/bridges/registry
 def registry() -> dict[str, Any]:
     """Per bridge what it registers: mbridge model types, Megatron Bridge architectures; per family its config."""
     cpu.install()
+    register_model_types()
     from mbridge import AutoBridge as MBridge
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     from areal_like.trainer.megatron.bridges.megatron_bridge import AutoBridge as MegatronBridge
 
-    families = [name for name in FAMILIES if name in CONFIG_MAPPING and name in CAUSAL]
+    architectures = {**CAUSAL, "kimi_k2": CAUSAL["deepseek_v3"]}
+    families = [name for name in FAMILIES if name in CONFIG_MAPPING and name in architectures]
     return {
         "versions": {name: version(name) for name in ("mbridge", "megatron-bridge", "transformers")},
         "mbridge": sorted(MBridge.list_supported_models()),
         "megatron-bridge": sorted(MegatronBridge.list_supported_models()),
         "families": {
-            name: {"architecture": CAUSAL[name], "defaults": _defaults(CONFIG_MAPPING[name]())} for name in families
+            name: {"architecture": architectures[name], "defaults": _defaults(CONFIG_MAPPING[name]())}
+            for name in families
         },
     }
 

@@ -78,11 +78,18 @@ def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Wo
     hidden = model.hidden_size / tp * item  # sequence parallelism is on wherever TP is
     norms = 2 * hidden * (model.norms - ("layernorm" in modules))
     kept = norms + _attention_activations(model, sizes, of, item, modules)
+    kept += 0 if of.linear or "core_attn" in modules else score_bytes(model, work) / tp
     if not of.experts:
         return int(kept + (0 if "mlp" in modules else 3 * model.ffn * item / tp))
     if "moe" in modules:
         return int(kept)
     return int(kept + _moe_activations(model, sizes, item, modules))
+
+
+def score_bytes(model: ModelSpec, work: Workload) -> int:
+    """Return bytes per token of capped attention scores: tanh and softmax, of every earlier token of the sequence."""
+    longest = work.batch.max_length if work.batch is not None else None
+    return model.capped_attention * 8 * model.heads * min(work.tokens, longest or work.tokens)
 
 
 def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, item: int, modules: set[str]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from allocation.memory.activations import layer_activations, route_bytes
+from allocation.memory.activations import layer_activations, route_bytes, score_bytes
 from allocation.memory.items import (
     AT_REST,
     COMMUNICATOR,
@@ -48,7 +48,7 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
-    scores = model.capped_attention * 8 * model.heads * tokens**2  # eager: tanh and softmax, of every pair of tokens
+    scores = score_bytes(model, work) * tokens
     logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     there = partial(staying, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
@@ -59,7 +59,6 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "load": static[:2],
         "log-probs": [*there("weights"), gathered, routes, Item("attention scores", scores), Item("logits", logits)],
         "forward and backward": [*there("weights"), gradients, gathered, routes, Item("activations", kept),
-                                 Item("attention scores", scores * (1 if full else model.layers)),
                                  Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
         "optimizer step": [*static, gradients],
         "weight update": [*there("weights"), export, Item("buckets", buckets(model, work))],

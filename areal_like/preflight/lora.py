@@ -87,6 +87,10 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
         message = "adapters beside latent attention are unsupported on Megatron"
         yield finding("RUN-LORA-LATENT", "actor.use_lora", message, f"use fsdp and {_KEY}=[o_proj], or use_lora=false")
         return
+    if spec.linear_layers:
+        message = "adapters beside gated delta nets are unsupported on Megatron"
+        yield finding("RUN-LORA-STATES", "actor.use_lora", message, "use fsdp, or use_lora=false")
+        return
     tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])
     if _splits_groups(spec, plan) and any(name in joined for name in actor.target_modules):
         message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"

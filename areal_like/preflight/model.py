@@ -26,6 +26,7 @@ from areal_like.trainer.fsdp.support import (
     WITHOUT_SERVER,
     field_apart,
     has_plain_attention,
+    has_states,
     looks_ahead,
     rope_of_lengths,
 )
@@ -156,8 +157,8 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if looks_ahead(model):
         message = "use_bidirectional_attention lets tokens attend to later ones, which servers have not generated yet"
         yield finding("RUN-FSDP-BIDIRECTIONAL", path, message, "take a model without use_bidirectional_attention")
-    elif not has_plain_attention(model):
-        what = "of a model whose attention has caps, chunks or states"
+    elif not has_plain_attention(model) or has_states(model):
+        what = "of a model whose attention has chunks or states"
         if sizes.cp > 1:
             message = f"the FSDP trainer cannot share sequences {what}"
             help = f"write fsdp:d{sizes.dp * sizes.cp} as its layout"

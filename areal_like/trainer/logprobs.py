@@ -5,7 +5,7 @@ beside the logits no tensor of their size exists. With the output layer's weight
 than those of a slice (151,936 words x 16,384 tokens in bfloat16 would take 5 GB).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -60,6 +60,7 @@ def log_probs_and_entropy_of_hidden(
     choices: Tensor | None = None,
     zeros: bool = False,
     in_fp32: bool = False,
+    cap: float | None = None,
 ) -> tuple[Tensor, ...]:
     """The same from hidden states `[rows, hidden]` and the output layer's `weight` `[padded vocabulary / tp, hidden]`.
 
@@ -67,10 +68,11 @@ def log_probs_and_entropy_of_hidden(
     arXiv:2411.09009). The gradient of `hidden` is the same on every rank of `group`. A trained weight's is added to
     `weight.main_grad`, the buffer of Megatron's data parallelism, at that buffer's precision; autograd is given none,
     or `zeros`, which Megatron's hook asks for where it sends gradients while others are computed. `in_fp32` keeps the
-    logits in float32 instead of rounding them to the type of `hidden`.
+    logits in float32 instead of rounding them to the type of `hidden`. A soft `cap` bounds logits by a hyperbolic
+    tangent, before the temperature.
     """
     scale = 1.0 / temperature
-    made = _OfHidden.apply(hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32)
+    made = _OfHidden.apply(hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32, cap)
     return made if choices is not None else made[:2]
 
 
@@ -100,8 +102,9 @@ class _OfLogits(torch.autograd.Function):
 
 class _OfHidden(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32):
+    def forward(ctx: Any, hidden, weight, labels, support, choices, scale, vocab_size, group, zeros, in_fp32, cap):
         product = _fp32_product if in_fp32 else torch.mm
+        product = partial(_capped_product, product, cap) if cap else product
         step, words, valid, support = _split(labels, choices, support, len(weight), vocab_size, group)
         whole = product(hidden, weight.t()) if len(hidden) <= step else None
         slices = [whole] if whole is not None else (product(rows, weight.t()) for rows in hidden.split(step))
@@ -109,6 +112,7 @@ class _OfHidden(torch.autograd.Function):
         log_probs, entropy, log_total = _measure(slices, rows, valid, group)
         ctx.save_for_backward(whole, weight, hidden, support, words, log_total, entropy)
         ctx.scale, ctx.valid, ctx.step, ctx.group, ctx.zeros, ctx.product = scale, valid, step, group, zeros, product
+        ctx.cap = cap
         return log_probs[:, 0], entropy, log_probs[:, 1:]
 
     @staticmethod
@@ -118,8 +122,9 @@ class _OfHidden(torch.autograd.Function):
         slices = _slices(ctx.step, grad_hidden, hidden, *of_rows, *grads, support, ctx.scale)
         for grad_rows, rows, *columns in zip(*slices, strict=True):
             logits = ctx.product(rows, weight.t()) if whole is None else whole
+            slope = 1 - (logits / ctx.cap) ** 2 if ctx.cap else None
             _to_gradients(logits, *columns, valid=ctx.valid)
-            logits = logits.to(weight.dtype)
+            logits = (logits if slope is None else logits.mul_(slope)).to(weight.dtype)
             torch.mm(logits, weight, out=grad_rows)
             if ctx.needs_input_grad[1]:
                 _add_product(weight.main_grad, logits.t(), rows)
@@ -127,7 +132,7 @@ class _OfHidden(torch.autograd.Function):
         if ctx.group and ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
         zeros = weight.new_zeros(()).expand_as(weight) if ctx.needs_input_grad[1] and ctx.zeros else None
-        return grad_hidden, zeros, *[None] * 8
+        return grad_hidden, zeros, *[None] * 9
 
 
 class _Fp32Logits(torch.autograd.Function):
@@ -149,6 +154,10 @@ def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+def _capped_product(product: Callable[[Tensor, Tensor], Tensor], cap: float, left: Tensor, right: Tensor) -> Tensor:
+    return product(left, right).div_(cap).tanh_().mul_(cap)
 
 
 def _split(

@@ -1,4 +1,7 @@
-"""Causal attention over a pack of sequences on a CPU: those of similar length are padded and share one call."""
+"""Causal attention over a pack of sequences in plain torch: those of similar length are padded and share one call.
+
+It computes what a CPU has no kernel for, and soft caps on any device.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +34,12 @@ def padded_attention(
     scale: float | None,
     window: int | None = None,
     sinks: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     """`query` `[t, heads, dim]` of this rank, `key` and `value` `[keys of all ranks, heads, dim]`; as `query`.
 
-    A `window` is of the tokens that a query attends to. `sinks` `[heads]` are scores of keys that have no value.
+    A `window` is of the tokens that a query attends to. `sinks` `[heads]` are scores of keys that have no value. A soft
+    `cap` bounds the scores by a hyperbolic tangent.
     """
     outputs, places = [], []
     for group in groups:
@@ -43,8 +48,8 @@ def padded_attention(
             for t, at in ((query, group.queries), (key, group.keys), (value, group.keys))
         )
         mask = _mask(group, window)
-        if sinks is not None:
-            o = _with_sinks(q, k, v, mask, scale, sinks)
+        if sinks is not None or cap:
+            o = _by_scores(q, k, v, mask, scale, sinks, cap)
         else:
             o = F.scaled_dot_product_attention(
                 q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -52,26 +57,38 @@ def padded_attention(
         outputs.append(o.transpose(1, 2)[group.real])
         places.append(group.queries[group.real])
     output = torch.cat(outputs)
-    order = torch.empty(len(output), dtype=torch.long)
-    order[torch.cat(places)] = torch.arange(len(output))
+    order = torch.empty(len(output), dtype=torch.long, device=output.device)
+    order[torch.cat(places)] = torch.arange(len(output), device=output.device)
     return output.index_select(0, order)
 
 
-def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor) -> Tensor:
-    """Compute softmax attention in which each head's sink takes a share, `[n, heads, L, dim]` as the queries."""
+def _by_scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, sinks: Tensor | None, cap: float | None
+) -> Tensor:
+    """Compute attention with all of its scores in memory, `[n, heads, L, dim]` as the queries.
+
+    Each head's sink takes a share of the softmax.
+    """
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
-    causal = torch.ones(scores.shape[2:], dtype=torch.bool).tril() if mask is None else mask
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    causal = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).tril() if mask is None else mask
     scores = scores.masked_fill(~causal, -torch.inf)
-    of_sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
-    return torch.cat([scores, of_sinks], 3).softmax(3)[..., :-1] @ v
+    if sinks is not None:
+        of_sinks = sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1).to(scores.dtype)
+        scores = torch.cat([scores, of_sinks], 3)
+    shares = scores.softmax(3, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
+    return shares[..., : k.shape[2]] @ v
 
 
 def _mask(group: SequenceGroup, window: int | None) -> Tensor | None:
     if group.back is not None:
         return group.back >= 0 if window is None else (group.back >= 0) & (group.back < window)
     longest = group.queries.shape[1]
-    return None if window is None else torch.ones(longest, longest, dtype=torch.bool).tril().triu(1 - window)
+    if window is None:
+        return None
+    return torch.ones(longest, longest, dtype=torch.bool, device=group.queries.device).tril().triu(1 - window)
 
 
 def group_by_length(cu_seqlens: Tensor, of_keys: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:
@@ -102,7 +119,7 @@ def _group(cu_seqlens: Tensor, members: Tensor, cp: int, cp_rank: int) -> Sequen
     if cp == 1:
         return SequenceGroup(queries, queries, real, None)
     keys, key_at, known = (torch.cat(column, 1) for column in zip(*places, strict=True))
-    keys = keys + torch.arange(cp).repeat_interleave(queries.shape[1]) * (int(cu_seqlens[-1]) // cp)
+    keys = keys + torch.arange(cp, device=keys.device).repeat_interleave(queries.shape[1]) * (int(cu_seqlens[-1]) // cp)
     return SequenceGroup(queries, keys, real, _back(at, key_at, known))
 
 
@@ -110,7 +127,7 @@ def _places(cu_seqlens: Tensor, members: Tensor, cp: int = 1, rank: int = 0) -> 
     """Return of a rank's tokens: place in the pack, position in the sequence, and whether they are not padding."""
     starts, lengths = (ends[members, None].long() for ends in (cu_seqlens[:-1], cu_seqlens.diff()))
     chunk = lengths // (2 * cp)
-    at = torch.arange(int(lengths.max()) // cp)[None]
+    at = torch.arange(int(lengths.max()) // cp, device=lengths.device)[None]
     real = at < lengths // cp
     at = torch.where(real, at, 0)
     position = at if cp == 1 else at + torch.where(at < chunk, rank, 2 * cp - 2 - rank) * chunk

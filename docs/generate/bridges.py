@@ -36,9 +36,15 @@ def _row(family: str, bridges: list[str]) -> str:
     works = ["trains, converts" if name in trained else "converts" if name in bridges else "" for name in BRIDGES]
     good = [variant.fields for variant in variants if variant.bridges]
     bad = [variant.fields for variant in variants if not variant.bridges] if trained else []
-    ropes = [fields["rope_parameters"]["rope_type"] for fields in good if "rope_parameters" in fields]
+    ropes = [_rope_type(fields["rope_parameters"]) for fields in good if "rope_parameters" in fields]
     cells = [f"`{family}`", *works, _listed(["default", *ropes] if trained else []), _fields(good), _fields(bad)]
     return "| " + " | ".join(cells) + " |"
+
+
+def _rope_type(rope: dict[str, Any]) -> str:
+    """Return the kind of a rope, or of that of layers without a window."""
+    kind: str = rope.get("full_attention", rope)["rope_type"]
+    return kind
 
 
 def _fields(settings: Iterable[dict[str, Any]]) -> str:

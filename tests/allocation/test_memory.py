@@ -257,19 +257,22 @@ def test_sequences_that_do_not_fit_under_fsdp_are_shared():
         assert allocation.check(text, model="qwen3-8b", batch=batch, memory=memory).ok
 
 
+@pytest.mark.parametrize("trainer", ["megatron", "fsdp"])
 @pytest.mark.parametrize("full", [False, True])
-def test_capped_attention_under_fsdp_keeps_a_score_of_every_pair_of_tokens(full):
+def test_capped_attention_keeps_a_score_of_every_earlier_token_of_a_sequence(full, trainer):
     """Eight bytes of each, counted by saved_tensors_hooks in transformers' Gemma2Model of either data type."""
-    memory = replace(MemorySettings(find_gpu("h100").memory), gradient_checkpointing=full)
-    capped = replace(MODELS["qwen3-8b"], capped_attention=True)
-    whole = footprint(allocation.compile("fsdp:d8").engine("actor"), Workload(capped, memory=memory, batch=BATCH))
-    items = {item.name: item.bytes for item in whole.phase("forward and backward").items}
-    scores = 8 * capped.heads * BATCH.max_tokens_per_mb**2
-    assert items["attention scores"] == scores * (1 if full else capped.layers)
-    plain = footprint(
-        allocation.compile("fsdp:d8").engine("actor"), Workload(MODELS["qwen3-8b"], memory=memory, batch=BATCH)
-    )
-    assert "attention scores" not in {item.name for item in plain.phase("forward and backward").items if item.bytes}
+    settings = {} if trainer == "fsdp" else {"megatron": FULL if full else MegatronSettings()}
+    memory = replace(MemorySettings(find_gpu("h100").memory), gradient_checkpointing=full and trainer == "fsdp")
+    engine = allocation.compile(f"{trainer}:d8").engine("actor")
+    found = []
+    for capped in (True, False):
+        model = replace(MODELS["qwen3-8b"], capped_attention=capped)
+        whole = footprint(engine, Workload(model, memory=memory, batch=BATCH, **settings))
+        items = whole.phase("forward and backward").items
+        found.append(sum(item.bytes for item in items if item.name.startswith(("activations", "recomputed"))))
+    longest = min(BATCH.max_length, BATCH.max_tokens_per_mb)
+    scores = 8 * model.heads * BATCH.max_tokens_per_mb * longest
+    assert found[0] - found[1] == pytest.approx(scores * (1 if full else model.layers), rel=1e-6)
 
 
 def test_a_config_of_gemma2_that_leaves_out_its_cap_has_one():

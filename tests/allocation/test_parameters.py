@@ -29,6 +29,8 @@ def counted(config):
 
     kind = config["model_type"]
     config = {**config, "model_type": SAME_AS.get(kind, kind)}
+    if kind == "glm4_moe_lite":
+        config.pop("head_dim", None)  # to which it is another name of qk_rope_head_dim
     made = AutoConfig.for_model(**config)
     with torch.device("meta"):
         if type(made) in MODEL_FOR_CAUSAL_LM_MAPPING:

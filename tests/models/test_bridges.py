@@ -138,9 +138,12 @@ def with_field(config: dict[str, Any], field: str, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "bridge", "field", "words"),
     [
+        ({"model_type": "glm4"}, "mbridge", "model_type", "no test shows"),
+        ({"model_type": "deepseek_v32"}, "megatron-bridge", "model_type", "no test shows"),
         ({"model_type": "gpt_oss"}, "mbridge", "model_type", "no test shows"),
         ({"model_type": "gpt_oss"}, "megatron-bridge", "model_type", "no test shows"),
-        ({"model_type": "kimi_k2"}, "megatron-bridge", "model_type", "no test shows"),
+        ({"model_type": "gemma2", "tie_word_embeddings": False}, "megatron-bridge", "tie_word_embeddings", "no test"),
+        ({"model_type": "qwen3_next", "decoder_sparse_step": 2}, "megatron-bridge", "decoder_sparse_step", "no test"),
         ({"model_type": "mimo"}, "mbridge", "model_type", "no test shows"),
         ({"model_type": "mistral"}, "mbridge", "actor.megatron.bridge_type", "no test shows"),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}, "mbridge", "architectures", "Reward"),
@@ -205,11 +208,13 @@ def test_no_field_of_a_supported_family_is_overlooked():
             "v_head_dim",
             "topk_method",
         ),
+        *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "linear_conv_kernel_dim"),
+        *(f"linear_{name}" for name in ("key_head_dim", "num_key_heads", "num_value_heads", "value_head_dim")),
     }
     without_effect = {
         *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "use_cache", "pretraining_tp"),
         *("attention_dropout", "router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
-        *("max_window_layers", "sliding_window"),  # without use_sliding_window
+        *("max_window_layers", "sliding_window", "_sliding_window_pattern"),  # without use_sliding_window
     }
     checked = {line.rpartition(".")[2] for line in support._ALLOWED}
     families = json.loads(REGISTRY["FILE"].read_text())["families"]

@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.trainer.fsdp import attention
+from areal_like.trainer.fsdp import model as fsdp_model
 from areal_like.trainer.fsdp.conversion import to_hugging_face
 from areal_like.trainer.fsdp.counting import count
 
@@ -58,6 +59,12 @@ def log_probs_without_sinks(*arguments):
             return log_probs_and_weights(*arguments)
         finally:
             attention.AttentionInterface.register(attention.NAME, packed)
+
+
+def log_probs_with_one_state(*arguments):
+    """What gated delta nets would do that know no packs."""
+    with mock.patch.object(fsdp_model, "pack_delta_nets"):
+        return log_probs_and_weights(*arguments)
 
 
 def fsdp(path: Path, d: int = 1) -> Setting:
@@ -104,7 +111,8 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     found, expected = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
-        np.testing.assert_allclose(found[key], gradient, atol=1e-5, err_msg=key)
+        largest = max(1, np.abs(gradient).max())
+        np.testing.assert_allclose(found[key], gradient, atol=1e-5 * largest, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +172,9 @@ def test_ranks_share_sequences_of_it(ranks, tiny, name, sizes):
 
 
 def test_a_model_that_mixes_packed_sequences_is_refused_with_the_distance(ranks, tiny):
-    """Gated delta nets carry their state from one sequence to the next."""
+    """Gated delta nets that carry their state from one sequence to the next, as transformers' own do."""
     with pytest.raises(AssertionError, match=r"qwen3_next \(model_type\) computes packed sequences 0\.\d+ nats"):
-        ranks.run(log_probs_and_weights, 1, fsdp(tiny("qwen3_next")), LENGTHS)
+        ranks.run(log_probs_with_one_state, 1, fsdp(tiny("qwen3_next")), LENGTHS)
 
 
 def test_a_model_whose_sinks_are_lost_is_refused_with_the_distance(ranks, tiny):

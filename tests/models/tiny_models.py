@@ -13,7 +13,10 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.data.model_types import register_model_types
 from areal_like.types import Batch
+
+register_model_types()
 
 BOTH, MBRIDGE, MEGATRON_BRIDGE, NONE = ("mbridge", "megatron-bridge"), ("mbridge",), ("megatron-bridge",), ()
 
@@ -40,8 +43,15 @@ _ROUTED = {
     "first_k_dense_replace": 1,
 }
 _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
-_LINEAR = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
-_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16}
+_LINEAR = {
+    **{f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")},
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+# SGLang shares the embedding with the output layer in Gemma's families, always
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
 
 FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "llama": ({}, BOTH),
@@ -54,22 +64,26 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "olmoe": ({"num_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
     "glm4_moe": ({**_ROUTED, "head_dim": 16, "use_qk_norm": True}, BOTH),
     "gemma": ({"head_dim": 16}, NONE),
-    "gemma2": (_GEMMA, NONE),
-    "gemma3_text": (_GEMMA, NONE),
+    "gemma2": ({**_GEMMA, "sliding_window": 8}, MEGATRON_BRIDGE),
+    "gemma3_text": (_GEMMA, MEGATRON_BRIDGE),
     "glm": ({"head_dim": 16}, NONE),
     "glm4": ({"head_dim": 16}, NONE),
     "olmo2": ({}, NONE),
     "phi3": ({}, NONE),
     **dict.fromkeys(("olmo3", "smollm3", "seed_oss"), ({"head_dim": 16}, NONE)),
     "exaone4": ({"sliding_window": 8, "sliding_window_pattern": 2}, NONE),
-    "qwen3_next": (
-        {**_EXPERTS, **_LINEAR, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16},
+    "qwen3_next": ({**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 48}, MEGATRON_BRIDGE),
+    "qwen3_5_text": (_LINEAR, MEGATRON_BRIDGE),
+    "qwen3_5_moe_text": ({**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 48}, MEGATRON_BRIDGE),
+    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, MEGATRON_BRIDGE),
+    "gpt_oss": (
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8},
         NONE,
     ),
-    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, MEGATRON_BRIDGE),
-    "gpt_oss": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, NONE),
     "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
     "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}, MEGATRON_BRIDGE),
+    "kimi_k2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1}, MEGATRON_BRIDGE),
+    "glm4_moe_lite": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
     "deepseek_v32": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, NONE),
 }
 
@@ -98,6 +112,12 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
+}
+_LAYERED_ROPE = {
+    "rope_parameters": {
+        "full_attention": {**_LINEAR_ROPE, "rope_theta": 1_000_000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
 }
 ROPES: dict[str, dict[str, Any]] = {
     "linear": _LINEAR_ROPE,
@@ -174,7 +194,12 @@ VARIANTS: dict[str, Variant] = {
     "glm4_moe-many-groups": Variant(
         "glm4_moe", {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}, BOTH
     ),
-    "gemma3_text-window": Variant("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "gemma3_text-window": Variant(
+        "gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2, **_LAYERED_ROPE}, MEGATRON_BRIDGE
+    ),
+    "gemma2-flat": Variant(
+        "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, MEGATRON_BRIDGE
+    ),
     **{
         f"{name}-one-expert": Variant(name.partition("-")[0], {**fields, "num_experts_per_tok": 1})
         for name, fields in {
@@ -227,7 +252,7 @@ VARIANTS: dict[str, Variant] = {
 }
 
 # Variants that tests compare with transformers under FSDP, and in which layouts
-FSDP_DENSE = ("llama", "mistral-window", "gemma2", "gemma3_text-window", "phi3", "olmo2", "glm4")
+FSDP_DENSE = ("llama", "mistral-window", "gemma2", "gemma3_text-window", "phi3", "olmo2", "glm4", "qwen3_5_text")
 FSDP_EXPERTS = (
     "qwen3_moe",
     "qwen2_moe",
@@ -238,10 +263,16 @@ FSDP_EXPERTS = (
     "deepseek_v3",
     "gpt_oss",
     "minimax_m2",
+    "kimi_k2",
+    "glm4_moe_lite",
+    "qwen3_next",
+    "qwen3_5_moe_text",
 )
 FSDP_OTHERS = ("qwen2", "qwen3", "gemma", "glm", "seed_oss", "smollm3", "exaone4")
 FSDP_COUNTED = {name: Variant(name) for name in COUNTED}
-FSDP_LAYOUTS = [(name, ParallelSizes(cp=2, edp=2)) for name in ("gpt_oss", "deepseek_v3", "gemma3_text-window")]
+FSDP_LAYOUTS = [
+    (name, ParallelSizes(cp=2, edp=2)) for name in ("gpt_oss", "deepseek_v3", "gemma3_text-window", "gemma2")
+]
 TWO_RANKS = [ParallelSizes(tp=2, etp=2), ParallelSizes(pp=2), ParallelSizes(dp=2, ep=2), ParallelSizes(cp=2, edp=2)]
 # Variants that tests compare with transformers on several Megatron ranks
 LAYOUTS = [
@@ -255,13 +286,30 @@ LAYOUTS = [
     *(("deepseek_v3-yarn", sizes) for sizes in TWO_RANKS),
     *((name, ParallelSizes(tp=2, ep=2)) for name in ("deepseek_v3-many-groups", "deepseek_v2")),
     *(("minimax_m2-partial", sizes) for sizes in TWO_RANKS[1:]),
+    *((name, sizes) for name in ("kimi_k2", "glm4_moe_lite") for sizes in TWO_RANKS),
+    *((name, sizes) for name in ("gemma2", "gemma3_text-window") for sizes in TWO_RANKS[:2]),
+    ("gemma2", ParallelSizes(cp=2, edp=2)),
+    *((name, sizes) for name in ("qwen3_next", "qwen3_5_moe_text") for sizes in TWO_RANKS),
+    *(("qwen3_5_text", sizes) for sizes in (*TWO_RANKS[:2], TWO_RANKS[3])),
 ]
 # Families that SGLang's CPU server is tested with
 SERVED = (
-    *("gemma", "gemma3_text", "glm4", "olmo2", "phi3", "seed_oss", "smollm3", "llama", "mistral", "qwen2", "qwen3"),
+    *(
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm4",
+        "olmo2",
+        "phi3",
+        "seed_oss",
+        "smollm3",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+    ),
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe"),
 )
-# SGLang shares the embedding with the output layer in these families, always
 TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma2", "gemma3_text")}
 
 
@@ -283,6 +331,8 @@ def write_tiny(variant: Variant, folder: Path) -> torch.nn.Module:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if tensor.ndim == 1 and "inv_freq" not in name:
                 tensor.uniform_(0.5, 1.5) if "norm" in name else tensor.normal_(0, 0.2)
+            if name.endswith("linear_attn.norm.weight"):
+                tensor.mul_(0.2)  # so that adding 1 and subtracting it again would lose bits
     model.save_pretrained(folder)
     return model
 

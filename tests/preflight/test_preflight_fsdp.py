@@ -53,7 +53,7 @@ def test_heads_that_ranks_cannot_share_are_refused_with_layouts_that_will_do(wri
         assert "error" not in {str(f.severity) for f in findings(layout)}
 
 
-@pytest.mark.parametrize("attention", [{"attn_logit_softcapping": 50.0}, {"layer_types": ["chunked_attention"] * 3}])
+@pytest.mark.parametrize("attention", [{"layer_types": ["chunked_attention"] * 3}])
 def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_path, attention):
     write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
     file = tmp_path / "model/config.json"
@@ -86,10 +86,12 @@ def test_float32_is_refused_on_gpus(write):
 
 
 @pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2"])
-def test_capped_attention_shares_no_prompts(write, tmp_path, layout):
+def test_chunked_attention_shares_no_prompts(write, tmp_path, layout):
     write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
     file = tmp_path / "model/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"attn_logit_softcapping": 50.0}))
+    made = json.loads(file.read_text())
+    kinds = ["chunked_attention"] * made["num_hidden_layers"]
+    file.write_text(json.dumps(made | {"layer_types": kinds}))
     capped = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", f"actor.backend={layout}"]
     found = said(write, *capped, "actor.mb_spec.share_prompts=true")
     assert (
@@ -105,8 +107,9 @@ def test_it_takes_experts(write):
 
 
 def test_a_family_whose_sequences_see_each_other_in_a_pack_is_refused(write, tmp_path):
-    linear = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "linear_num_value_heads": 4}
-    save_tiny(tmp_path / "model", "qwen3_next", **linear, linear_num_key_heads=2, shared_expert_intermediate_size=32)
+    write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
+    file = tmp_path / "model/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "phimoe"}))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
     assert ("RUN-FSDP-PACKING", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
 

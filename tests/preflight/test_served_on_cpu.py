@@ -13,7 +13,8 @@ from areal_like.preflight.options import check_options
     ("shape", "words"),
     [
         ({"family": "exaone4"}, "has no attention for it"),
-        ({"family": "gemma2"}, "does not cap attention scores"),
+        ({"family": "gemma2"}, None),
+        ({"family": "qwen3_next"}, "no gated delta nets"),
         ({"family": "glm"}, "no code of its own"),
         ({"family": "gpt_oss"}, "no attention with sinks"),
         ({"sliding_layers": (0,), "window": 8}, None),

@@ -37,8 +37,10 @@ def test_values_and_gradients_equal_log_softmax(monkeypatch, slice_elements):
 
 
 @pytest.mark.parametrize("slice_elements", [1 << 26, 30, 13 * 20])
-@pytest.mark.parametrize(("trained", "zeros"), [(True, True), (True, False), (False, True)])
-def test_hidden_states_and_a_weight_give_the_same(monkeypatch, slice_elements, trained, zeros):
+@pytest.mark.parametrize(
+    ("trained", "zeros", "cap"), [(True, True, None), (True, False, None), (False, True, None), (True, False, 2.0)]
+)
+def test_hidden_states_and_a_weight_give_the_same(monkeypatch, slice_elements, trained, zeros, cap):
     monkeypatch.setattr(logprobs, "_SLICE_ELEMENTS", slice_elements)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(40, 6, generator=generator).requires_grad_()
@@ -47,13 +49,15 @@ def test_hidden_states_and_a_weight_give_the_same(monkeypatch, slice_elements, t
     weights, entropy_weights = torch.randn(2, 40, generator=generator)
     said = {"temperature": 0.7, "vocab_size": 11, "group": OneRank()}
 
-    expected = logprobs.log_probs_and_entropy(hidden @ weight.t(), labels, **said)
+    logits = hidden @ weight.t()
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    expected = logprobs.log_probs_and_entropy(logits, labels, **said)
     (expected[0] * weights + expected[1] * entropy_weights).sum().backward()
     of_hidden, of_weight = hidden.grad, weight.grad
     hidden.grad = weight.grad = None
     weight.main_grad = torch.ones(13, 6)
 
-    values, entropy = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said, zeros=zeros)
+    values, entropy = logprobs.log_probs_and_entropy_of_hidden(hidden, weight, labels, **said, zeros=zeros, cap=cap)
     (values * weights + entropy * entropy_weights).sum().backward()
     torch.testing.assert_close((values, entropy), expected)
     torch.testing.assert_close(hidden.grad, of_hidden)

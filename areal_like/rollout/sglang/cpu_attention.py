@@ -5,13 +5,14 @@ are padded to one size and share a call. Whatever is not causal self-attention (
 SGLang's loop, and so is a long prompt: alone it costs no less than in company.
 
 SGLang's models of mistral, qwen2, qwen3 and others do not pass on their sliding windows; here each layer gets its own.
+Sinks (gpt_oss) and soft caps on scores (gemma2), of which SGLang's loop knows nothing, are computed with all scores.
 
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import batched, groupby
 from typing import Any
 
@@ -51,10 +52,22 @@ class Chunk:
             return self.mask
         return self.mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
 
-    def attend(self, query: Tensor, output: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> None:
-        """Write the attention's `output` [token, head, size] for this chunk's rows of `query` [token, head, size]."""
+    def attend(
+        self,
+        query: Tensor,
+        output: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        scores: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """Write the attention's `output` [token, head, size] for this chunk's rows of `query` [token, head, size].
+
+        `scores` are the layer's cap and sinks.
+        """
         keys, values = (cache[self.slots].transpose(1, 2).to(query.dtype) for cache in (k_cache, v_cache))
-        result = scaled_dot_product_attention(
+        attention = partial(attend_by_scores, **scores) if any(x is not None for x in scores.values()) else None
+        result = (attention or scaled_dot_product_attention)(
             query[self.queries].transpose(1, 2),
             keys,
             values,
@@ -63,6 +76,28 @@ class Chunk:
             enable_gqa=options["enable_gqa"],
         )
         output[self.queries] = result.transpose(1, 2)
+
+
+def attend_by_scores(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor,
+    scale: float,
+    enable_gqa: bool,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return torch's attention with capped scores, of which each head's sink `[heads]` takes a share."""
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    scores = query @ key.transpose(2, 3) * scale
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill(~attn_mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+    return scores.softmax(3)[..., : key.shape[2]] @ value
 
 
 def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_size: int) -> Iterator[tuple[int, ...]]:
@@ -97,6 +132,14 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         super().init_forward_metadata(forward_batch)
         self.forward_metadata: list[Chunk] | None = None  # made by the first layer of the pass, the same for all
 
+    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
+        self._scores = {"cap": layer.logit_cap or None, "sinks": sinks}
+        return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+
+    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
+        self._scores = {"cap": layer.logit_cap or None, "sinks": sinks}
+        return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+
     def _run_sdpa_forward_extend(
         self, query, output, k_cache, v_cache, table, requests, seq_lens, prefixes, extends, encoders=None, **options
     ):
@@ -104,8 +147,8 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         if not (options["causal"] and _is_self_attention(encoders, options)):
             return loop(query, output, *caches, table, requests, seq_lens, prefixes, extends, encoders, **options)
         for chunk in self._chunks(query, *caches, table, requests, seq_lens, extends):
-            if len(chunk.sequences) > 1:
-                chunk.attend(query, output, *caches, **options)
+            if len(chunk.sequences) > 1 or any(part is not None for part in self._scores.values()):
+                chunk.attend(query, output, *caches, self._scores, **options)
                 continue
             rows = slice(chunk.queries[0, 0], chunk.queries[0, -1] + 1)
             one = (batch[chunk.sequences[0], None] for batch in (requests, seq_lens, prefixes, extends))
@@ -119,7 +162,7 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
             loop = super()._run_sdpa_forward_decode
             return loop(query, output, k_cache, v_cache, table, requests, seq_lens, encoders, **options)
         for chunk in self._chunks(query, k_cache, v_cache, table, requests, seq_lens, torch.ones_like(seq_lens)):
-            chunk.attend(query, output, k_cache, v_cache, **options)
+            chunk.attend(query, output, k_cache, v_cache, self._scores, **options)
         return output
 
     def _chunks(self, query, k_cache, v_cache, table, requests, seq_lens, extends) -> list[Chunk]:

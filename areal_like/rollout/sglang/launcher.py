@@ -5,7 +5,8 @@ environment and a rendezvous that opens no port. Where there is no CUDA, SGLang'
 start quickly:
 - SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call
   stands in;
-- attention takes hundreds of short sequences at once (`sglang_cpu_attention.py`);
+- attention takes hundreds of short sequences at once (`cpu_attention.py`);
+- other kernels have stand-ins (`cpu_stand_ins.py`);
 - nothing is compiled, and every process has one thread: more of them slow small models down;
 - the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.
 
@@ -26,7 +27,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-from areal_like.rollout.sglang import KEEP_ALIVE_S, TOKEN_VARIABLE, adapters, classifier, giving_up, scoring
+from areal_like.data.model_types import register_model_types
+from areal_like.rollout.sglang import (
+    KEEP_ALIVE_S,
+    TOKEN_VARIABLE,
+    adapters,
+    classifier,
+    cpu_stand_ins,
+    giving_up,
+    scoring,
+)
+from areal_like.rollout.sglang.config_names import restore_config_names
 from areal_like.rollout.sglang.versions import run_scheduler
 from areal_like.runtime.gc_tuning import pause_gc
 
@@ -86,21 +97,6 @@ def leave_out_other_models(architectures: Sequence[str]) -> None:
         os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(modules.keys() - needed))
 
 
-def add_shared_experts_without_triton() -> None:
-    """Have qwen2_moe weight its shared expert by PyTorch: SGLang does it by a Triton kernel on a CPU too."""
-    import torch
-    from sglang.kernels.ops.elementwise import elementwise
-
-    def add(hidden: torch.Tensor, weight: torch.Tensor, shared: torch.Tensor, total: torch.Tensor) -> None:
-        gate = torch.sigmoid((hidden.float() * weight.float()).sum(-1, keepdim=True))
-        total.copy_(total.float() + gate * shared.float())
-
-    named = "fused_gate_sigmoid_mul_add"
-    for module in (elementwise, sys.modules.get("sglang.srt.models.qwen2_moe")):
-        if hasattr(module, named):
-            setattr(module, named, add)
-
-
 def end_at_once() -> None:
     """Have a server end as soon as one of its processes has; a user's own values stay.
 
@@ -115,28 +111,28 @@ def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     with pause_gc():  # nor by SGLang after each weight update, which would take it 0.2 s
         from sglang.srt.entrypoints.http_server import app, launch_server
-        from sglang.srt.layers.attention.attention_registry import register_attention_backend
         from sglang.srt.server_args import prepare_server_args
         from sglang.srt.utils import kill_process_tree
 
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     end_at_once()
+    restore_config_names()
+    register_model_types()
     arguments, temperature = scoring.split_temperature(arguments)
     arguments = adapters.split_adapter(arguments, cuda)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
     giving_up.add_route(app)
-    server = prepare_server_args(arguments)
-    leave_out_other_models(server.get_model_config().hf_config.architectures)
+    server = prepare_server_args(arguments if cuda else cpu_stand_ins.name_attention(arguments))
+    architectures = server.get_model_config().hf_config.architectures
+    leave_out_other_models(architectures)
     if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
-        from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend
-
-        register_attention_backend("torch_native")(BatchedTorchNativeBackend)  # the forked schedulers look it up
-        add_shared_experts_without_triton()
+        cpu_stand_ins.register_attention()
+        cpu_stand_ins.replace_kernels(architectures)
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))

@@ -1,12 +1,12 @@
 """Packed causal attention for transformers' models, under the name `packed`.
 
 A model is given one row of tokens and what it consists of.
-On GPUs torch's own variable-length kernel computes it, on a CPU padded groups. Of ranks that share a pack's tokens each
-computes some heads (`fsdp/ulysses.py`).
+On GPUs torch's own variable-length kernel computes it, on a CPU and with soft caps padded groups. Of ranks that share a
+pack's tokens each computes some heads (`fsdp/ulysses.py`).
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from areal_like.trainer.device_batch import DeviceBatch
 from areal_like.trainer.fsdp import ulysses
 from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
+from areal_like.trainer.packed_delta_net import sequence_numbers
 
 NAME = "packed"
 
@@ -26,13 +27,17 @@ NAME = "packed"
 class Pieces:
     """Pieces of a pack: where pieces end and the longest, of queries and of keys, which are at `places` of it.
 
-    On a CPU `groups` say the same; `places` is None where each piece attends to itself alone.
+    `places` is None where each piece attends to itself alone.
     """
 
     ends: tuple[Tensor, Tensor]
     longest: tuple[int, int]
     places: Tensor | None
-    groups: list[SequenceGroup]
+
+    @cached_property
+    def groups(self) -> list[SequenceGroup]:
+        """The same for padded attention."""
+        return group_by_length(*self.ends)
 
 
 def register() -> None:
@@ -51,6 +56,7 @@ def packed_attention(
     *,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    softcap: float | None = None,
     pieces: Pieces,
     sharing: dist.ProcessGroup | None,
     **_: Any,
@@ -58,7 +64,8 @@ def packed_attention(
     """Compute attention of `query`, `key`, `value` `[1, heads, t, dim]` as `[1, t, heads, dim]`, for transformers.
 
     A token attends to the `sliding_window` last tokens of its sequence, itself among them, None: to all of them.
-    `s_aux` `[heads]` are the scores of sinks, which take their share of the attention and have no value.
+    `s_aux` `[heads]` are the scores of sinks, which take their share of the attention and have no value. `softcap`
+    bounds scores.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if sharing is not None:
@@ -66,8 +73,8 @@ def packed_attention(
         s_aux = None if s_aux is None else s_aux.chunk(sharing.size())[sharing.rank()]
     if pieces.places is not None:
         k, v = (x.index_select(0, pieces.places) for x in (k, v))
-    if query.device.type == "cpu":
-        output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window, s_aux)
+    if query.device.type == "cpu" or softcap:
+        output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window, s_aux, softcap)
     else:
         output = _on_gpu(q, k, v, pieces, scaling, sliding_window, s_aux)
     return (output if sharing is None else ulysses.to_tokens(output, sharing))[None], None
@@ -98,6 +105,6 @@ def arguments(micro_batch: DeviceBatch, sharing: dist.ProcessGroup | None) -> di
     """Return the arguments of a model beside tokens and positions, which ranks may share."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
     of_keys = ends if keys is None else keys.cu_seqlens
-    groups = group_by_length(ends, of_keys) if ends.device.type == "cpu" else []
     most = longest if keys is None else keys.max_seqlen
-    return {"pieces": Pieces((ends, of_keys), (longest, most), keys and keys.places, groups), "sharing": sharing}
+    pieces = Pieces((ends, of_keys), (longest, most), keys and keys.places)
+    return {"pieces": pieces, "sharing": sharing, "cu_seq_lens_q": ends, "seq_idx": sequence_numbers(ends)[None]}

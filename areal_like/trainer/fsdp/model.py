@@ -10,10 +10,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from areal_like.data.model_types import register_model_types
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
 from areal_like.trainer.fsdp.checkpoint_names import decoder_layers, in_checkpoint, kept_tensors
-from areal_like.trainer.fsdp.support import has_plain_attention, looks_ahead
+from areal_like.trainer.fsdp.delta_nets import pack_delta_nets
+from areal_like.trainer.fsdp.support import has_plain_attention, has_states, looks_ahead
 from areal_like.trainer.logprobs import fp32_logits
 from areal_like.trainer.value_head import new_head, stored_head
 
@@ -27,8 +29,10 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     path, engine = spec.path, spec.config
     dtype = getattr(torch, engine.dtype)
     attention.register()
+    register_model_types()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
     _without_dropout(model)
+    pack_delta_nets(model)
     model.get_input_embeddings().padding_idx = None  # Megatron's trainer trains the embedding of every word
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
@@ -98,7 +102,8 @@ def _attention(spec: EngineSpec) -> str:
     """Return the attention implementation of a model: ours if it supports the model, else that of transformers."""
     of_model = AutoConfig.from_pretrained(spec.path)
     config, kind = of_model.to_dict(), AutoModelForCausalLM._model_mapping.get(type(of_model), None)
-    if has_plain_attention(config) and getattr(kind, "_supports_attention_backend", False):
+    ours = has_plain_attention(config) and getattr(kind, "_supports_attention_backend", False)
+    if ours and not has_states(config):
         return attention.NAME
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
@@ -106,5 +111,7 @@ def _attention(spec: EngineSpec) -> str:
         raise ValueError(f"{spec.path} has attention that knows no shared prompts; write mb_spec.share_prompts=false")
     if looks_ahead(config):
         raise ValueError(f"{spec.path} has attention to later tokens (use_bidirectional_attention)")
+    if ours:
+        return attention.NAME
     has_sdpa = getattr(kind, "_supports_sdpa", False) and not config.get("attn_logit_softcapping")  # sdpa does not cap
     return "sdpa" if has_sdpa else "eager"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
-WITHOUT_MODEL = frozenset({"mimo", "kimi_k2", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
+WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
 # Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
 WITHOUT_SERVER = frozenset({"olmo3"})
 # Families whose output layer is the embedding in SGLang 0.5.17: it skips `lm_head.weight` when it loads a checkpoint.
@@ -16,10 +16,9 @@ WINDOW_SERVED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "exaone4"})
 _STATES = "its layers carry a state or a convolution from one packed sequence to the next"
 _STATEFUL = (
     *("bamba", "falcon_h1", "falcon_mamba", "jamba", "lfm2_moe", "mamba", "mamba2", "minimax", "nemotron_h"),
-    *("olmo_hybrid", "qwen3_5_text", "qwen3_5_moe_text", "recurrent_gemma", "zamba", "zamba2"),
+    *("olmo_hybrid", "recurrent_gemma", "zamba", "zamba2"),
 )
 NOT_PACKED = {
-    "qwen3_next": "its gated delta nets carry their state from one packed sequence to the next",
     "deepseek_v32": "its sparse attention selects keys of other sequences in a pack",
     "glm_moe_dsa": "its sparse attention selects keys of other sequences in a pack",
     "phimoe": "its routers draw experts at random while they train",
@@ -29,13 +28,23 @@ NOT_PACKED = {
 # Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 _BY_LENGTH = {"dynamic", "longrope"}
-_LAYERS = {"full_attention", "sliding_attention"}
+_ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
+# Families whose linear attention is a gated delta net, which packs (`fsdp/delta_nets.py`)
+_DELTA_NETS = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 
 
 def has_plain_attention(config: Mapping[str, Any]) -> bool:
-    """Whether every layer attends to all tokens before, or to the last of them, without a cap on the scores."""
-    capped = config.get("attn_logit_softcapping")
-    return not capped and not looks_ahead(config) and set(config.get("layer_types") or _LAYERS) <= _LAYERS
+    """Whether every layer with attention attends to all tokens before, or to the last of them.
+
+    Its scores may have a soft cap. Others may be gated delta nets.
+    """
+    known = _ATTENTION | (_LINEAR if config.get("model_type") in _DELTA_NETS else set())
+    return not looks_ahead(config) and set(config.get("layer_types") or _ATTENTION) <= known
+
+
+def has_states(config: Mapping[str, Any]) -> bool:
+    """Whether layers carry a state along a sequence, which neither ranks nor sequences can share."""
+    return bool(_LINEAR & set(config.get("layer_types") or ()))
 
 
 def looks_ahead(config: Mapping[str, Any]) -> bool:

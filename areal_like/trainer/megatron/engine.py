@@ -56,7 +56,7 @@ class MegatronEngine(BaseEngine):
                 bridge = WeightsFrom(spec.weights, bridge, source)
             self._adapted = LoRABridge(bridge, spec.lora, spec.seed) if spec.lora else None
             self._bridge = self._adapted or bridge
-            self._vocab_size = source.config.for_bridge.vocab_size
+            self._vocab_size, self._cap = source.config.for_bridge.vocab_size, source.config.logit_cap
             self._models = self._bridge.build()
             ignore_padding()
             if spec.config.mb_spec.share_prompts:
@@ -164,6 +164,7 @@ class MegatronEngine(BaseEngine):
                 choices=micro_batch.choices,
                 zeros=zeros,
                 in_fp32=self._spec.config.fp32_head,
+                cap=self._cap,
             )
             return micro_batch.of_tokens(torch.column_stack(made))
 

@@ -133,7 +133,10 @@ class LayerAdapter(torch.nn.Module):
 def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
     """Return the input of a layer's product with its weight; a fused layer applies its norm first."""
     gain = getattr(layer, "layer_norm_weight", None)
-    return x if gain is None else F.rms_norm(x, gain.shape, gain, layer.config.layernorm_epsilon)
+    if gain is None:
+        return x
+    gain = gain + 1 if layer.config.layernorm_zero_centered_gamma else gain
+    return F.rms_norm(x, gain.shape, gain, layer.config.layernorm_epsilon)
 
 
 def _add(adapter: LayerAdapter, layer: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Any]) -> Any:
@@ -160,8 +163,8 @@ class ChunkAdapters(torch.nn.ModuleList):
 def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
     """Give a loaded GPTModel chunk new adapters, which alone are trainable from then on."""
     config = chunk.config
-    if config.normalization != "RMSNorm" or config.layernorm_zero_centered_gamma:
-        raise ValueError("adapters of a layer with a norm in it are written for plain RMSNorm only")
+    if config.normalization != "RMSNorm" or config.attention_output_gate:
+        raise ValueError("adapters are written for layers with RMSNorm, and attention without a gate")
     chunk.requires_grad_(False)
     for router in [module for module in chunk.modules() if hasattr(module, "expert_bias")]:
         router.frozen_expert_bias = True  # which is no parameter: Megatron moves it by itself
@@ -179,7 +182,7 @@ def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
                 whole = initial_adapter(lora, seed, layer, joined.inputs, joined.parts[name])
                 shares[name] = AdapterShare(layer, whole, joined.splits_inputs, linear.weight)
             adapters.append(adapter := LayerAdapter(joined, shares, lora.scale))
-            linear.register_forward_hook(partial(_add, adapter))
+            linear.register_forward_hook(partial(_add, adapter), prepend=True)  # before Gemma's norm behind it
     if chunk.pre_process:  # recomputed layers have gradients only where their input has one
         chunk.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
     chunk.add_module(NAME, adapters)

@@ -54,8 +54,13 @@ def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tenso
 
 
 def allow_shared(models: Iterable[torch.nn.Module]) -> None:
-    """Have models, each Megatron's GPTModel, compute packs that `pack_of` made, whatever pipeline stage they are."""
+    """Have models, each Megatron's GPTModel, compute packs that `pack_of` made, whatever pipeline stage they are.
+
+    Raises ValueError for a model with states, which sequences cannot share.
+    """
     for model in models:
+        if model.config.experimental_attention_variant == "gated_delta_net":
+            raise ValueError("gated delta nets cannot share prompts; write mb_spec.share_prompts=false")
         model.decoder.register_forward_pre_hook(_with_positions, with_kwargs=True)
         for name, module in model.decoder.named_modules():
             if name.endswith(".core_attention"):

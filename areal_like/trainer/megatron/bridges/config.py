@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.transformer.enums import AttnBackend
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from allocation.families import FAMILIES
 from allocation.model_spec import load_model
+from areal_like.data.model_types import register_model_types
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,19 @@ class ModelConfig:
     """`for_bridge` is the model's config without rope scaling, in the form of transformers 4, which bridges read.
 
     `options` are fields of Megatron's TransformerConfig; `frequencies` are the rotary embedding's, `[rotary / 2]`, or
-    None for Megatron's own. `fixed` are options that settings of a run may not change.
+    None for Megatron's own, and `local_frequencies` those of layers with a window, where they differ. `fixed` are
+    options that settings of a run may not change. `logit_cap` is the soft cap on the logits.
     """
 
     for_bridge: PretrainedConfig
     options: dict[str, Any]
     frequencies: Tensor | None
     fixed: dict[str, Any] = field(default_factory=dict)
+    local_frequencies: Tensor | None = None
+
+    @property
+    def logit_cap(self) -> float | None:
+        return getattr(self.for_bridge, "final_logit_softcapping", None)
 
     def set_frequencies(self, chunks: Iterable[torch.nn.Module]) -> None:
         """Gives the rotary embeddings of built model chunks the model's own frequencies."""
@@ -43,15 +51,21 @@ class ModelConfig:
 
 def read_config(path: Path) -> ModelConfig:
     """The config.json of a checkpoint directory, which `support.bridge_problems` finds no fault with."""
+    register_model_types()
     config = AutoConfig.from_pretrained(path)
-    rope, latent = config.rope_parameters, FAMILIES[config.model_type].latent_attention
-    options = _experts(config) | _windows(path)
-    frequencies = None
+    by_layer, latent = config.rope_parameters, FAMILIES[config.model_type].latent_attention
+    rope = by_layer.get("full_attention", by_layer)
+    options = _of_family(config) | _windows(path)
+    frequencies = local = None
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     plain = deepcopy(config)
     plain.head_dim = head_dim  # mbridge multiplies with it, even where it is null
-    if rope["rope_type"] != "default":
-        frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](plain, device=torch.device("cpu"))
+    if rope is not by_layer:
+        (frequencies, _), (local, _) = (_frequencies(plain, kind) for kind in ("full_attention", "sliding_attention"))
+        plain.rope_local_base_freq = by_layer["sliding_attention"]["rope_theta"]
+        options["rotary_base"] = rope["rope_theta"]
+    elif rope["rope_type"] != "default":
+        frequencies, scaling = _frequencies(plain)
         if latent:
             options |= {"rotary_scaling_factor": rope["factor"], "mscale_all_dim": rope.get("mscale_all_dim") or 0}
         elif scaling != 1:
@@ -61,7 +75,17 @@ def read_config(path: Path) -> ModelConfig:
     plain.rope_parameters = {"rope_type": "default", **kept}
     plain.rope_theta = rope["rope_theta"]  # without it mbridge raises and others fall back to base 10,000
     fixed = {"apply_rope_fusion": False} if latent else {}  # fused, it is Megatron's own YaRN
-    return ModelConfig(plain, options, frequencies, fixed)
+    return ModelConfig(plain, options, frequencies, fixed, local)
+
+
+def _frequencies(config: PretrainedConfig, kind: str | None = None) -> tuple[Tensor, float]:
+    """Return a rope's frequencies `[rotary / 2]` and its factor on cosine and sine, of layers of a `kind`."""
+    rope, cpu = config.rope_parameters, torch.device("cpu")
+    rope = rope[kind] if kind else rope
+    if rope["rope_type"] == "default":
+        return rope["rope_theta"] ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float) / config.head_dim), 1.0
+    frequencies: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device=cpu, layer_type=kind)
+    return frequencies
 
 
 def _windows(path: Path) -> dict[str, Any]:
@@ -73,23 +97,40 @@ def _windows(path: Path) -> dict[str, Any]:
     return {"window_size": (model.window - 1, 0), "window_attn_skip_freq": slides}
 
 
-def _experts(config: PretrainedConfig) -> dict[str, Any]:
-    """Router, shared experts and extra prediction layers, which neither transformers nor the trainer uses."""
+def _of_family(config: PretrainedConfig) -> dict[str, Any]:
+    """Router, shared experts, scale of scores, and extra prediction layers, which nobody here uses."""
     options: dict[str, Any] = {}
     match config.model_type:
         case "qwen3_moe" | "olmoe" | "qwen2_moe":
             options["moe_router_pre_softmax"] = not config.norm_topk_prob
-        case "deepseek_v2" | "deepseek_v3":
+        case "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite":
             options |= {"rope_type": "rope", "mtp_num_layers": None}
         case "minimax_m2":
             options["rotary_percent"] = config.rope_parameters.get("partial_rotary_factor", 1.0)
         case "mixtral":
             options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
+        case "gpt_oss":
+            options["position_embedding_type"] = "rope"
+        case "gemma2" | "gemma3_text":
+            options["softmax_scale"] = config.query_pre_attn_scalar**-0.5
+            options["attention_backend"] = AttnBackend.auto  # a bridge of theirs asks for flash attention
+        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
+            options |= _delta_nets(config)
         case "glm4_moe":
             options["moe_shared_expert_intermediate_size"] = config.n_shared_experts * config.moe_intermediate_size
             options |= {"add_qkv_bias": config.attention_bias, "mtp_num_layers": None}
             if config.n_group > 1:
                 options |= {"moe_router_num_groups": config.n_group, "moe_router_group_topk": config.topk_group}
-    if config.model_type == "qwen2_moe":
+    if config.model_type in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         options |= {"moe_shared_expert_gate": True, "moe_shared_expert_overlap": False}
     return options
+
+
+def _delta_nets(config: PretrainedConfig) -> dict[str, Any]:
+    """Return which layers are gated delta nets; a bridge would take every fourth for one that is not."""
+    return {
+        "linear_attention_freq": [int(kind == "linear_attention") for kind in config.layer_types],
+        "rotary_percent": config.rope_parameters.get("partial_rotary_factor", 1.0),
+        "mtp_num_layers": None,
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),
+    }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import megatron.core.models.gpt  # noqa: F401  # before the placeholder: it settles whether Transformer Engine is there
 import torch
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
+from areal_like.trainer.megatron.bridges.own_layers import OWN_LAYERS
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge
-
-if TYPE_CHECKING:
     from megatron.bridge.models.gpt_provider import GPTModelProvider
 
 _VOCABULARY_WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight")
@@ -41,7 +40,15 @@ class MegatronBridge:
 
     def build(self) -> list[torch.nn.Module]:
         self._provider._pg_collection = ProcessGroupCollection.use_mpu_process_groups()
-        return build_chunks(self._provider.provide, self._source)
+        config = self._source.config
+        own = OWN_LAYERS.get(config.for_bridge.model_type)
+        if own is None:
+            return build_chunks(self._provider.provide, self._source)
+        self._provider.transformer_layer_spec = own.spec
+        chunks = build_chunks(partial(GPTModelProvider.provide, self._provider), self._source)
+        for chunk in chunks:
+            own.finish(chunk, config)
+        return chunks
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
         other = None if path == self._source.path else str(path)

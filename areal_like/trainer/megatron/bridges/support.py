@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
 BRIDGES = ("mbridge", "megatron-bridge")
 _BRIDGE = "megatron.bridge_type"
-_DENSE = ("llama", "mistral", "qwen2", "qwen3")
-LATENT = ("deepseek_v2", "deepseek_v3")  # with latent attention
-_EXPERTS = ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", *LATENT, "minimax_m2")
+_DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_5_text")
+LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")  # with latent attention
+_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # with gated delta nets
+_EXPERTS = (
+    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", *LATENT, "minimax_m2"),
+    *("qwen3_next", "qwen3_5_moe_text"),
+)
 FAMILIES = (*_DENSE, *_EXPERTS)
 _UNUSABLE = {"mbridge": ("deepseek_v3",)}  # mbridge 0.15.1 sets fields that megatron-core 0.19.2 does not have
 _NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
+_SIGMOID = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")  # their routers
+_TIED = ("gemma2", "gemma3_text")  # SGLang shares the embedding with the output layer
 
 # What each field may be; a family's own line comes before that of all families.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
+    "gemma2.hidden_act": ("gelu_pytorch_tanh",),  # which its checkpoints name twice
     "attention_bias": _NONE_OF_IT,
     "mlp_bias": _NONE_OF_IT,
     "use_sliding_window": (*_NONE_OF_IT, True),
@@ -50,23 +57,34 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "deepseek_v2.topk_method": ("greedy",),  # transformers 5.12 cannot select groups
     "deepseek_v2.n_group": (None, 1),
     "deepseek_v2.norm_topk_prob": (False,),  # transformers ignores it, SGLang does not
-    "deepseek_v3.topk_method": ("noaux_tc",),
-    "deepseek_v3.scoring_func": ("sigmoid",),
-    "deepseek_v3.norm_topk_prob": (True,),
+    **{f"{family}.topk_method": ("noaux_tc",) for family in _SIGMOID},
+    **{f"{family}.scoring_func": ("sigmoid",) for family in _SIGMOID},
+    **{f"{family}.norm_topk_prob": (True,) for family in _SIGMOID},
+    "glm4_moe_lite.first_k_dense_replace": (1,),  # which transformers does not read
+    **{f"{family}.tie_word_embeddings": (True,) for family in _TIED},
+    **{f"{family}.hidden_activation": ("gelu_pytorch_tanh",) for family in _TIED},
+    "use_bidirectional_attention": _NONE_OF_IT,
+    "gemma3_text.attn_logit_softcapping": (None,),
+    "gemma3_text.final_logit_softcapping": (None,),
+    "gpt_oss.attention_bias": (True,),
+    "gpt_oss.swiglu_limit": (7.0,),  # transformers' own
     "rope_interleave": (True,),
+    **{f"{family}.partial_rotary_factor": (None, 0.25) for family in _STATES},
     "minimax_m2.scoring_func": ("sigmoid",),
     "minimax_m2.partial_rotary_factor": (None, 1, 0.5),
 }
 # Bridges normalise queries and keys of each rank alone (olmoe), or lose a part of the norm's gradient (minimax_m2)
 _ONE_TENSOR_PARALLEL_RANK = ("olmoe", "minimax_m2")
 # Megatron-core leaves a single expert's weight as it is, or does not start
-_SEVERAL_EXPERTS_PER_TOKEN = ("qwen3_moe", "mixtral", "glm4_moe", *LATENT, "minimax_m2")
+_SEVERAL_EXPERTS_PER_TOKEN = (
+    *("qwen3_moe", "mixtral", "glm4_moe", *LATENT, "minimax_m2", "gpt_oss", "qwen3_next", "qwen3_5_moe_text"),
+)
 _SHARED_EXPERTS = {
     **dict.fromkeys(("glm4_moe", *LATENT), "n_shared_experts"),
-    "qwen2_moe": "shared_expert_intermediate_size",
+    **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"), "shared_expert_intermediate_size"),
 }
 _FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
-_WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral")
+_WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "gemma3_text", "gpt_oss")
 # The fields that a rotary embedding needs, all numbers.
 _ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -78,7 +96,10 @@ _ROPE_TYPES = {
     **dict.fromkeys(("mixtral", "minimax_m2"), ("default",)),
     "glm4_moe": ("default", "linear", "llama3"),
     "deepseek_v2": ("default",),  # transformers leaves YaRN's factor out of the softmax's scale, SGLang does not
-    "deepseek_v3": ("default", "yarn"),
+    **dict.fromkeys(("deepseek_v3", "kimi_k2"), ("default", "yarn")),
+    **dict.fromkeys(("glm4_moe_lite", "gemma2", *_STATES), ("default",)),
+    "gemma3_text": ("default", "linear"),
+    "gpt_oss": ("yarn", "default"),
 }
 
 
@@ -129,7 +150,8 @@ def bridge_problems(
         message = f"{bridge_type} computes a {family} incorrectly on {sizes.tp} tensor-parallel ranks"
         yield BridgeProblem("RUN-BRIDGE-TENSOR", key("backend"), message, "write t1 for attention", is_key=True)
     config = {**_families()[family]["defaults"], **config}
-    if sizes.cp > 1 and family in _WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True):
+    slides = family in _WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True)
+    if sizes.cp > 1 and slides and not config.get("attn_logit_softcapping"):  # caps have an attention of our own
         message = f"Transformer Engine's ring attention of {sizes.cp} context-parallel ranks has no sliding windows"
         yield BridgeProblem("RUN-BRIDGE-WINDOW", key("backend"), message, "write c1 for attention", is_key=True)
     yield from _field_problems(family, config)
@@ -164,7 +186,7 @@ def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgePr
         if allowed and name in config and config[name] not in allowed:
             yield _refuse(family, name, config[name], allowed[0])
     kinds, known = set(config.get("layer_types") or ()), {"full_attention"}
-    known |= {"sliding_attention"} if family in _WINDOWS else set()
+    known |= {"sliding_attention"} if family in _WINDOWS else {"linear_attention"} if family in _STATES else set()
     if kinds - known:
         yield _refuse(family, "layer_types", sorted(kinds), ["full_attention"])
     divided = config["hidden_size"] // config["num_attention_heads"]
@@ -191,6 +213,11 @@ def _expert_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeP
 
 
 def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[BridgeProblem]:
+    of_layers = {kind: part for kind, part in rope.items() if isinstance(part, Mapping)}
+    if family == "gemma3_text" and of_layers.keys() == {"full_attention", "sliding_attention"}:
+        for layers, part in of_layers.items():
+            yield from _rope_problems(family, f"{name}.{layers}", part)
+        return
     kind = rope.get("rope_type", rope.get("type", "default"))
     types = _ROPE_TYPES.get(family, tuple(_ROPE_FIELDS))
     if kind not in types or any(isinstance(value, Mapping) for value in rope.values()):

@@ -9,29 +9,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, get_expert_parallel_rng_tracker_name
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import GroupedMLPSubmodules, SequentialMLP, TEGroupedMLP
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.utils import (
-    ensure_metadata_has_dp_cp_group,
-    is_layer_window_attention,
-    make_sharded_tensors_for_checkpoint,
-)
+from megatron.core.transformer.utils import ensure_metadata_has_dp_cp_group, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
+from areal_like.trainer.megatron.plain_attention import PlainAttention
 
 
 class TENorm(torch.nn.Module):
@@ -104,71 +97,8 @@ def _norm(config: TransformerConfig, x: Tensor, weight: Tensor, bias: Tensor | N
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-class TEDotProductAttention(torch.nn.Module):
-    """Causal attention over a pack of sequences, all of similar length in one `scaled_dot_product_attention`.
-
-    With context parallelism each rank gathers all keys and values; queries stay where they are.
-    """
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: Any,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: Any = None,
-        **unused: Any,
-    ) -> None:
-        super().__init__()
-        unsupported = {
-            "softmax_type": config.softmax_type != "vanilla",
-            "attention_dropout": bool(config.attention_dropout if attention_dropout is None else attention_dropout),
-        }
-        if any(unsupported.values()):
-            names = ", ".join(name for name, used in unsupported.items() if used)
-            raise ValueError(f"attention on the CPU does not support this model's {names}; train it on a GPU")
-        self.scale = softmax_scale
-        slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
-        self.window = config.window_size[0] + 1 if slides else None  # which counts the query itself
-        self.cp_group = parallel_state.get_context_parallel_group() if pg_collection is None else pg_collection.cp
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: PackedSeqParams | None = None,
-        **unused: Any,
-    ) -> Tensor:
-        """`query` `[t, heads, dim]` of this rank, `key` and `value` of as many tokens or more; `[t, heads * dim]`."""
-        if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
-            raise ValueError("attention on the CPU takes packed sequences only")
-        cp, cp_rank = self.cp_group.size(), self.cp_group.rank()
-        if packed_seq_params.local_cp_size == 1:  # the caller has gathered
-            cp, cp_rank = 1, 0
-        if cp > 1:
-            key = gather_from_sequence_parallel_region(key, group=self.cp_group)
-            value = gather_from_sequence_parallel_region(value, group=self.cp_group)
-        groups = _groups_of(packed_seq_params, cp, cp_rank)
-        return padded_attention(query, key, value, groups, self.scale, self.window).flatten(1)
-
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Attention has no parameters."""
-        return {}
-
-
-def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[SequenceGroup]:
-    """Made once, used by every layer."""
-    groups = getattr(pack, "_groups", None)
-    if groups is None:
-        groups = pack._groups = group_by_length(pack.cu_seqlens_q, pack.cu_seqlens_kv, cp, cp_rank)
-    return groups
+class TEDotProductAttention(PlainAttention):
+    """`PlainAttention` under the name by which Megatron Bridge maps its sinks."""
 
 
 def rotary_embedding_of_pack(
@@ -209,13 +139,12 @@ class _GroupedLinear(torch.nn.Module):
         config: TransformerConfig,
         init_method: Any,
         bias: bool,
+        skip_bias_add: bool,
         pg_collection: Any,
         **unused: Any,
     ) -> None:
         super().__init__()
-        if bias:
-            raise ValueError("experts on the CPU have no bias")
-        self.num_gemms, self.pg = num_gemms, pg_collection
+        self.num_gemms, self.pg, self.has_bias, self.returns_bias = num_gemms, pg_collection, bias, skip_bias_add
         shape = [output_size, input_size]
         shape[self.axis] //= self.pg.expt_tp.size()
         for i in range(num_gemms):
@@ -225,11 +154,19 @@ class _GroupedLinear(torch.nn.Module):
             with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
                 init_method(weight)
             self.register_parameter(f"weight{i}", weight)
+            if bias:
+                added = Parameter(torch.zeros(shape[0], dtype=config.params_dtype))
+                set_tensor_model_parallel_attributes(added, self.axis == 0, 0, 1)
+                added.allreduce = weight.allreduce
+                self.register_parameter(f"bias{i}", added)
 
-    def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, list[Tensor] | None]:
         """`x` `[tokens, in]` sorted by expert, `m_splits[i]` of them for expert i."""
         parts = x.split([int(n) for n in m_splits])
-        return torch.cat([F.linear(part, getattr(self, f"weight{i}")) for i, part in enumerate(parts)]), None
+        biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.has_bias else None
+        added = [None] * self.num_gemms if biases is None or self.returns_bias else biases
+        outputs = [F.linear(part, getattr(self, f"weight{i}"), added[i]) for i, part in enumerate(parts)]
+        return torch.cat(outputs), biases if self.returns_bias else None
 
     def backward_dw(self) -> None:
         """Weight gradients are never delayed here."""
@@ -238,18 +175,19 @@ class _GroupedLinear(torch.nn.Module):
         """Keys and offsets as in Megatron's extensions/transformer_engine.py, `_sharded_state_dict_grouped`."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         n_experts = self.pg.ep.size() * self.num_gemms
-        sharded = {}
+        sharded: dict[str, Any] = {}
         for i in range(self.num_gemms):
             expert = self.pg.ep.rank() * self.num_gemms + i
+            kinds = ["weight", "bias"] if self.has_bias else ["weight"]
             one = make_sharded_tensors_for_checkpoint(
-                {"weight": getattr(self, f"weight{i}"), "_extra_state": None},
+                {**{kind: getattr(self, f"{kind}{i}") for kind in kinds}, "_extra_state": None},
                 prefix,
-                {"weight": self.axis},
+                {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {}),
                 (*sharded_offsets, (len(sharded_offsets), expert, n_experts)),
                 tp_group=self.pg.expt_tp,
                 dp_cp_group=metadata["dp_cp_group"],
             )
-            sharded[f"{prefix}weight{i}"] = one[f"{prefix}weight"]
+            sharded |= {f"{prefix}{kind}{i}": one[f"{prefix}{kind}"] for kind in kinds}
             sharded[f"{prefix}_extra_state{i or ''}"] = one[f"{prefix}_extra_state"]
         for entry in sharded.values():
             entry.replica_id = (*entry.replica_id[:2], self.pg.expt_dp.rank())

@@ -1,0 +1,25 @@
+"""Types of models that transformers 5.12 knows only by code beside their checkpoints, which no run executes."""
+
+
+def register_model_types() -> None:
+    """Have transformers read a `kimi_k2`, which is a `deepseek_v3` by another name, with its own code."""
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import (
+        get_checkpoint_conversion_mapping,
+        register_checkpoint_conversion_mapping,
+    )
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3
+    from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+
+    if "kimi_k2" in CONFIG_MAPPING:
+        return
+
+    class KimiK2Config(DeepseekV3Config):
+        model_type = "kimi_k2"
+
+    class DeepseekV3ForCausalLM(modeling_deepseek_v3.DeepseekV3ForCausalLM):  # the architecture of its checkpoints
+        config_class = KimiK2Config
+
+    AutoConfig.register("kimi_k2", KimiK2Config)
+    AutoModelForCausalLM.register(KimiK2Config, DeepseekV3ForCausalLM)
+    register_checkpoint_conversion_mapping("kimi_k2", get_checkpoint_conversion_mapping("deepseek_v3"))

@@ -1,0 +1,50 @@
+"""Configuration fields that SGLang 0.5.17 reads and transformers 5.12 has renamed or dropped."""
+
+from importlib import import_module
+from typing import Any
+
+# By configuration class: SGLang's name of a field, and transformers' name of it
+_RENAMED = {"gemma2.Gemma2Config": {"hidden_act": "hidden_activation"}}
+# Values of fields that transformers' models have fixed, where a config.json leaves them out
+_DROPPED: dict[str, dict[str, Any]] = {
+    "gpt_oss.GptOssConfig": {"swiglu_limit": 7.0},
+    "minimax_m2.MiniMaxM2Config": {"scoring_func": "sigmoid"},
+    "deepseek_v2.DeepseekV2Config": {"moe_layer_freq": 1},
+    "deepseek_v3.DeepseekV3Config": {"moe_layer_freq": 1},
+}
+
+
+def restore_config_names() -> None:
+    """Have transformers' configurations answer to the names that SGLang reads."""
+    for path, names in _RENAMED.items():
+        kind = _find(path)
+        kind.attribute_map = {**kind.attribute_map, **names}
+    for path, values in _DROPPED.items():
+        for name, value in values.items():
+            setattr(_find(path), name, value)
+    _read_layer_types()
+
+
+def _find(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(f"transformers.models.{module}.configuration_{module}"), name)
+
+
+def _read_layer_types() -> None:
+    """Have SGLang find gated delta nets by `layer_types`, which transformers writes in place of an interval."""
+    from sglang.srt.configs.qwen3_next import HybridLayerType, Qwen3NextConfig
+
+    build, of_interval = Qwen3NextConfig.__init__, Qwen3NextConfig.layers_block_type.fget
+    kinds = {kind: HybridLayerType[kind].value for kind in ("full_attention", "linear_attention")}
+
+    def keep_layer_types(config: Any, *arguments: Any, layer_types: list[str] | None = None, **named: Any) -> None:
+        build(config, *arguments, **named)
+        config.layer_types = layer_types
+
+    def layers_block_type(config: Any) -> list[str]:
+        types = getattr(config, "layer_types", None)
+        found: list[str] = [kinds[kind] for kind in types] if types else of_interval(config)
+        return found
+
+    Qwen3NextConfig.__init__ = keep_layer_types
+    Qwen3NextConfig.layers_block_type = property(layers_block_type)
