@@ -44,6 +44,17 @@ def decode(data: bytes) -> "Image":
         ) from error
 
 
+def draw(width: int, height: int, *, seed: int = 0) -> bytes:
+    """Return a made-up picture as PNG: coloured noise in blocks of 8 pixels."""
+    import numpy as np
+    from PIL import Image
+
+    small = np.random.default_rng(seed).integers(0, 256, (-(-height // 8), -(-width // 8), 3), np.uint8)
+    data = BytesIO()
+    Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST).save(data, "PNG")
+    return data.getvalue()
+
+
 def image_token(config: Mapping[str, object]) -> int | None:
     """Return the token that stands for a part of an image in a model's config.json; None for a model without images."""
     found = (config.get(name) for name in TOKEN_IDS if "vision_config" in config)

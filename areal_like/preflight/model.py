@@ -14,6 +14,7 @@ from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.counted import find_shape
+from areal_like.preflight.images import check_images
 from areal_like.preflight.start import check_start
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import check_tensors, check_weights, is_local
@@ -106,6 +107,10 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         message += "sent to the servers or saved"
         yield finding("RUN-MTP", view.key("path"), message, severity=Severity.NOTE)
     yield from _window(view, spec)
+    if model.get("text_config"):
+        yield from check_images(view, model)
+        if layout.backend != "fsdp":
+            return
     if layout.backend == "fsdp":
         yield from _under_fsdp(view, spec, model, layout.sizes)
         return
@@ -141,9 +146,8 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if why := NOT_PACKED.get(spec.family):
         message = f"the FSDP trainer cannot train a {spec.family}: {why}"
         yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
-    elif model.get("text_config") or spec.family in WITHOUT_MODEL:
-        kind = "is a model of text and images" if model.get("text_config") else f"is a {spec.family}"
-        message = f"the model {kind}; the FSDP trainer needs a language model of transformers' own"
+    elif not model.get("text_config") and spec.family in WITHOUT_MODEL:
+        message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
         yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "take a model of text alone, such as a qwen3")
     if spec.family in WITHOUT_SERVER:
         message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_like.per_token import Routes, unknown_expert
+from areal_like.trainer.image_inputs import ImageInputs, ImageReader
 from areal_like.trainer.packing import MicroBatch
 from areal_like.types import TEACHER_IDS, TEMPERATURES, Batch
 
@@ -27,6 +28,16 @@ class DeviceKeys:
 
 
 @dataclass(frozen=True)
+class DeviceImages:
+    """`image_inputs.ImageInputs` on the device, without positions; `sampled`: some of the `rows` are -1."""
+
+    arguments: Mapping[str, Tensor]
+    rows: Tensor
+    kinds: Tensor
+    sampled: bool
+
+
+@dataclass(frozen=True)
 class DeviceBatch:
     """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
 
@@ -37,7 +48,7 @@ class DeviceBatch:
     share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted token, None where each has
     its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of `fields` the batch's
     values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for padding, whose experts
-    are unknown.
+    are unknown. `images` are those of a model of text and images, whose `positions` may be `[4, 1, t]`.
     """
 
     tokens: Tensor
@@ -56,6 +67,7 @@ class DeviceBatch:
     own_temperatures: Tensor | None = None
     expand: Tensor | None = None
     choices: Tensor | None = None
+    images: DeviceImages | None = None
 
     def temperatures(self, temperature: float) -> float | Tensor:
         """Return the temperatures of the labels, if some have their own, `[rows]`, or else `temperature`."""
@@ -72,7 +84,7 @@ class DeviceBatches:
     """Micro-batches that are packed and copied when an iterator reaches them, while the device computes the one before.
 
     Each of several iterators copies its own; `pack` gives the i-th of `count` and remembers it. `wanted` is
-    `[tokens of the batch]`, where a prediction is to be looked at.
+    `[tokens of the batch]`, where a prediction is to be looked at. `reader` makes the images of a model that takes any.
     """
 
     count: int
@@ -80,12 +92,14 @@ class DeviceBatches:
     batch: Batch
     wanted: NDArray[np.bool]
     device: torch.device
+    reader: ImageReader | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[DeviceBatch]:
-        return (to_device(pack, self.batch, self.wanted, self.device) for pack in map(self.pack, range(self.count)))
+        packs = map(self.pack, range(self.count))
+        return (to_device(pack, self.batch, self.wanted, self.device, self.reader) for pack in packs)
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -100,8 +114,14 @@ def find_generated(batch: Batch) -> NDArray[np.bool]:
     return np.ones(len(batch.tokens), bool) if mask is None else mask > 0
 
 
-def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: torch.device) -> DeviceBatch:
-    """Copies a micro-batch; `wanted` is DeviceBatches's."""
+def to_device(
+    pack: MicroBatch,
+    batch: Batch,
+    wanted: NDArray[np.bool],
+    device: torch.device,
+    reader: ImageReader | None = None,
+) -> DeviceBatch:
+    """Copies a micro-batch; `wanted` and `reader` are DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
     kept = None if batch.kept is None else batch.kept.take(targets)
@@ -110,15 +130,16 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
     own, others = (None if each is None else each[targets] for each in (temperatures, choices))
     first, expand = _find_distinct(rows, batch.tokens[targets], own, support, others)
 
-    def copy(array: NDArray[Any]) -> Tensor:
-        tensor = torch.from_numpy(array)
+    def copy(array: NDArray[Any] | Tensor) -> Tensor:
+        tensor = array if isinstance(array, Tensor) else torch.from_numpy(array)
         # from pageable memory the host would wait for the copy, and so for all kernels that were launched before it
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
-    keys = pack.keys
+    keys, images = pack.keys, None if reader is None else reader.inputs(pack.places, pack.positions, batch)
+    positions = pack.positions[None] if images is None or images.positions is None else images.positions
     return DeviceBatch(
         tokens=copy(pack.tokens)[None],
-        positions=copy(pack.positions)[None],
+        positions=copy(positions),
         padding=copy(pack.places < 0)[None],
         cu_seqlens=copy(pack.cu_seqlens),
         max_seqlen=pack.max_seqlen,
@@ -135,7 +156,13 @@ def to_device(pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], device: 
         own_temperatures=None if own is None else copy(own[first]),
         expand=None if expand is None else copy(expand),
         choices=None if others is None else copy(others[first].astype(np.int64)),
+        images=None if images is None else _copy_images(images, copy),
     )
+
+
+def _copy_images(images: ImageInputs, copy: Callable[[NDArray[Any] | Tensor], Tensor]) -> DeviceImages:
+    arguments = {name: copy(values) for name, values in images.arguments.items()}
+    return DeviceImages(arguments, copy(images.rows), copy(images.kinds), bool((images.rows < 0).any()))
 
 
 def _find_distinct(

@@ -17,7 +17,7 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 
@@ -264,11 +264,16 @@ def packs(
     multiple: int = 1,
     cp: int = 1,
     cp_rank: int = 0,
+    inputs: Ints | None = None,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
-    """Return how many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it."""
+    """Return how many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it.
+
+    `inputs` `[tokens]` are equal where what the model computes from is, if tokens alone do not say it, as for images.
+    """
     limit = section.max_tokens_per_mb
     _check(batch.lengths)
-    trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
+    compared = batch if inputs is None else replace(batch, tokens=inputs)
+    trees = find_trees(compared, max_tokens=limit, alignment=alignment) if section.share_prompts else None
     share = make_schedule(batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees)[
         dp_rank
     ]

@@ -35,6 +35,10 @@ NEEDS_MODELS = {  # of these kinds, on disk
     ),
     *(
         "RUN-FSDP-LANGUAGE-MODEL",
+        "RUN-IMAGES-ADAPTERS",
+        "RUN-IMAGES-FAMILY",
+        "RUN-IMAGES-MEGATRON",
+        "RUN-IMAGES-PROCESSOR",
         "RUN-FSDP-PACKING",
         "RUN-FSDP-QUANTIZED",
         "RUN-FSDP-ROPE",

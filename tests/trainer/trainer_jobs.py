@@ -80,6 +80,7 @@ class Setting:
     weights: Path | None = None
     share_prompts: bool = False
     fp32_head: bool = False
+    freeze_vision_tower: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
     config = EngineConfig(
         dtype=setting.machine.dtype,
         fp32_head=setting.fp32_head,
+        freeze_vision_tower=setting.freeze_vision_tower,
         megatron=MegatronConfig(bridge_type=setting.bridge, **setting.megatron),
         fsdp=FSDPConfig(**setting.fsdp),
         offload=setting.offload,

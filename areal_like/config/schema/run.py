@@ -216,6 +216,8 @@ class RunConfig(Section):
 
 def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:
     """A role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
+    if name == "freeze_vision_tower":
+        return actor.freeze_vision_tower
     if name not in type(section).model_fields:  # a critic computes values, so it has no output layer of logits
         return EngineConfig.model_fields[name].get_default()
     own = getattr(section, name)

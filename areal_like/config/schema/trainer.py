@@ -136,6 +136,13 @@ class EngineConfig(Section):
             "[precision](run.md#precision))."
         ),
     )
+    freeze_vision_tower: bool = Field(
+        False,
+        description=(
+            "Do not train the vision tower and the projection of its output, in a model of text and images. Adapters "
+            "(`use_lora`) never train them. The critic does the same."
+        ),
+    )
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="Micro-batches.")
     megatron: Annotated[MegatronConfig, NOT_MEGATRON] = Field(MegatronConfig(), description="Megatron settings.")
     fsdp: Annotated[FSDPConfig, NOT_FSDP] = Field(FSDPConfig(), description="FSDP settings (`backend: fsdp:d4`).")

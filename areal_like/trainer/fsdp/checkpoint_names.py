@@ -1,11 +1,15 @@
 """Tensors of transformers' model under their names in a checkpoint, where experts have tensors of their own."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+LANGUAGE = "language_model"  # the part of a model behind its tower
 
 
 def kept_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -20,19 +24,26 @@ def in_checkpoint(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str
     return revert_weight_conversion(model, {name: tensor})
 
 
+def auto_class(config: object) -> Any:
+    """Return transformers' class that builds a config's model: of text and images where the config has a tower."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
 def empty_model(config: object) -> PreTrainedModel:
     """Return the language model of a transformers config without memory for its weights."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = auto_class(config).from_config(config)
     return model
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
     """Return the decoder's layers, whose name differs between families."""
-    lists = [part for part in model.base_model.modules() if isinstance(part, torch.nn.ModuleList)]
-    return next((part for part in lists if len(part) == model.config.num_hidden_layers), torch.nn.ModuleList())
+    decoder = getattr(model.base_model, "language_model", model.base_model)
+    lists = [part for part in decoder.modules() if isinstance(part, torch.nn.ModuleList)]
+    layers = model.config.get_text_config().num_hidden_layers
+    return next((part for part in lists if len(part) == layers), torch.nn.ModuleList())
 
 
 def head_name(model: PreTrainedModel) -> str | None:
@@ -40,3 +51,20 @@ def head_name(model: PreTrainedModel) -> str | None:
     head = model.get_output_embeddings()
     found = (name for name, module in model.named_modules() if head is not None and module is head)
     return next((f"{name}.weight" for name in found), None)
+
+
+def has_tower(model: PreTrainedModel) -> bool:
+    """Return whether a model takes images."""
+    return hasattr(model.base_model, "get_image_features")
+
+
+def tower_parts(model: PreTrainedModel) -> Iterator[torch.nn.Module]:
+    """Yield the parts of a model before its language model: the tower, and what projects the tower's output."""
+    yield from (part for name, part in model.base_model.named_children() if name != LANGUAGE)
+
+
+def tower_layers(model: PreTrainedModel) -> Iterator[torch.nn.Module]:
+    """Yield the layers of a model's tower; none for a model of text alone."""
+    if has_tower(model):
+        for part in tower_parts(model):
+            yield from (layer for layer in part.modules() if isinstance(layer, GradientCheckpointingLayer))

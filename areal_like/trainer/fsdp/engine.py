@@ -31,10 +31,11 @@ from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
-from areal_like.trainer.fsdp.checkpoint_names import head_name, in_checkpoint, kept_tensors
+from areal_like.trainer.fsdp.checkpoint_names import has_tower, head_name, in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
 from areal_like.trainer.fsdp.router_replay import RouterReplay
+from areal_like.trainer.fsdp.vision import Vision
 from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.lora import Adapter
 from areal_like.trainer.means import global_means
@@ -54,7 +55,8 @@ class FSDPEngine(BaseEngine):
         torch.manual_seed(spec.seed)
         self._model = sharded_model(spec, self.device)
         self._models = [self._model]
-        check_packing(self._model, spec, self._group, self.device)
+        self._vision = Vision(self._model, spec.path) if has_tower(self._model) else None
+        check_packing(self._model, self._vision, spec, self._group, self.device)
         self._replay = RouterReplay(self._model)
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
@@ -141,7 +143,7 @@ class FSDPEngine(BaseEngine):
             get_optimizer_state_dict(self._model, self._optimizer)  # makes it by a step without gradients,
             for state in self._optimizer.state.values():
                 state["step"].zero_()  # which is none of the run's
-        options = StateDictOptions(ignore_frozen_params=True)
+        options = StateDictOptions(ignore_frozen_params=self._spec.lora is not None)
         model, optimized = get_state_dict(self._model, self._optimizer, options=options)
         schedule = {name: value for name, value in self._schedule.state_dict().items() if name != "lr_lambdas"}
         scale = {"loss_scale": self._scaler.state_dict()} if self._scaler.is_enabled() else {}
@@ -171,9 +173,13 @@ class FSDPEngine(BaseEngine):
         self._replay.check(batch)
         sizes = self._spec.sizes
         dp_rank, cp_rank = divmod(dist.get_rank(), sizes.cp)
-        count, pack = packing.packs(batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=dp_rank, alignment=sizes.cp)
+        reader = None if self._vision is None else self._vision.reader
+        inputs = None if reader is None else reader.mark(batch)
+        count, pack = packing.packs(
+            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=dp_rank, alignment=sizes.cp, inputs=inputs
+        )
         part = cache(lambda i: ulysses.part(pack(i), sizes.cp, cp_rank))
-        return DeviceBatches(count, part, batch, wanted, self.device)
+        return DeviceBatches(count, part, batch, wanted, self.device, reader)
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -200,12 +206,14 @@ class FSDPEngine(BaseEngine):
     def _logits(self, micro_batch: DeviceBatch) -> Tensor:
         """Return logits of the predicting places only: `[rows, vocabulary]`, or `[rows, 1]` for a critic."""
         self._replay.tell(micro_batch.routes)
+        images = {} if self._vision is None else self._vision.arguments(micro_batch)
         logits: Tensor = self._model(
             input_ids=micro_batch.tokens,
             position_ids=micro_batch.positions,
             use_cache=False,
             logits_to_keep=micro_batch.rows,
             **attention.arguments(micro_batch, self._group),
+            **images,
         ).logits.squeeze(0)  # whose gradient is a view, too
         return logits
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from areal_like.trainer.engine import LoRA
+from areal_like.trainer.fsdp.checkpoint_names import has_tower, tower_parts
 from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
 
 MATRICES = ("lora_A", "lora_B")
@@ -17,9 +18,11 @@ MATRICES = ("lora_A", "lora_B")
 def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
     """Give a model that is not sharded yet new adapters in float32, which alone are trainable from then on."""
     model.requires_grad_(False)
-    head = model.get_output_embeddings()
+    others = {model.get_output_embeddings()}
+    if has_tower(model):
+        others |= {layer for part in tower_parts(model) for layer in part.modules()}
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and layer is not head and lora.adapts(name):
+        if isinstance(layer, torch.nn.Linear) and layer not in others and lora.adapts(name):
             whole = initial_adapter(lora, seed, name, layer.in_features, layer.out_features)
             for matrix, values in zip(MATRICES, whole, strict=True):
                 layer.register_parameter(matrix, torch.nn.Parameter(values))

@@ -8,12 +8,20 @@ from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from areal_like.data.model_types import register_model_types
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, lora
-from areal_like.trainer.fsdp.checkpoint_names import decoder_layers, in_checkpoint, kept_tensors
+from areal_like.trainer.fsdp.checkpoint_names import (
+    auto_class,
+    decoder_layers,
+    has_tower,
+    in_checkpoint,
+    kept_tensors,
+    tower_layers,
+    tower_parts,
+)
 from areal_like.trainer.fsdp.delta_nets import pack_delta_nets
 from areal_like.trainer.fsdp.support import has_plain_attention, has_states, looks_ahead
 from areal_like.trainer.logprobs import fp32_logits
@@ -30,10 +38,14 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     dtype = getattr(torch, engine.dtype)
     attention.register()
     register_model_types()
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec))
+    of_model = AutoConfig.from_pretrained(path)
+    model = auto_class(of_model).from_pretrained(path, dtype=dtype, attn_implementation=_attention(spec, of_model))
     _without_dropout(model)
     pack_delta_nets(model)
     model.get_input_embeddings().padding_idx = None  # Megatron's trainer trains the embedding of every word
+    if engine.freeze_vision_tower and has_tower(model):
+        for part in tower_parts(model):
+            part.requires_grad_(False)
     if spec.lora:
         lora.attach(model, spec.lora, spec.seed)
     heads = [_with_value_head(model, spec)] if spec.role == "critic" else []
@@ -47,7 +59,7 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
     for head in heads:
         fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
-    for part in (*decoder_layers(model), model):
+    for part in (*tower_layers(model), *decoder_layers(model), model):
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
 
@@ -98,13 +110,19 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
         kept.data.lerp_(new, 1 - decay)
 
 
-def _attention(spec: EngineSpec) -> str:
-    """Return the attention implementation of a model: ours if it supports the model, else that of transformers."""
-    of_model = AutoConfig.from_pretrained(spec.path)
-    config, kind = of_model.to_dict(), AutoModelForCausalLM._model_mapping.get(type(of_model), None)
+def _attention(spec: EngineSpec, of_model: PreTrainedConfig) -> str | dict[str, str]:
+    """Return the attention implementation of a model: ours if it supports the model, else that of transformers.
+
+    A tower has transformers' own, which computes each image by itself.
+    """
+    config, kind = of_model.to_dict(), auto_class(of_model)._model_mapping.get(type(of_model), None)
     ours = has_plain_attention(config) and getattr(kind, "_supports_attention_backend", False)
     if ours and not has_states(config):
-        return attention.NAME
+        return (
+            attention.NAME
+            if "vision_config" not in config
+            else {"text_config": attention.NAME, "vision_config": "sdpa"}
+        )
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
     if spec.config.mb_spec.share_prompts:

@@ -1,6 +1,9 @@
 """Whether a model computes packed sequences as it does each of them alone, tried with a few tokens at the start."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -9,20 +12,27 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.config.schema import MicroBatchConfig
+from areal_like.images import Images, draw, read_size
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.engine import EngineSpec
 from areal_like.trainer.fsdp import attention, ulysses
-from areal_like.types import Batch
+from areal_like.trainer.fsdp.vision import Vision
+from areal_like.types import Batch, Ints
 
 # Nats. In bfloat16 two ways of computing one model differ; equal ones are 1e-6 apart in float32.
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}
-_PROMPT, _RESPONSES = 1, (31, 24)  # the first tokens of a sequence tell most: a convolution sees a few before it
-_SPACE = 512  # tokens that fit into the probe's micro-batch, with any padding
+_RESPONSES = (31, 24)  # the first tokens of a sequence tell most: a convolution sees a few before it
+_SIZES = ((96, 64), (64, 160))  # width and height of the images of a model that takes any
+_PADDING = 512  # tokens that fit into the probe's micro-batch beside its own
 
 
 def check_packing(
-    model: PreTrainedModel, spec: EngineSpec, group: dist.ProcessGroup | None, device: torch.device
+    model: PreTrainedModel,
+    vision: Vision | None,
+    spec: EngineSpec,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
 ) -> None:
     """Compare two packed sequences with each alone in transformers' own attention; every rank has to call it.
 
@@ -30,19 +40,20 @@ def check_packing(
     attention would leave out something of the model's own. Rounding is the same if only the other sequence of a pack
     changes, so what one sequence sees of the other is found however small it is.
     """
-    batch = _two_sequences(model.get_input_embeddings().num_embeddings)
-    allowed = ROUNDING[spec.config.dtype]
+    words = _words(model)
+    batch, allowed = _two_sequences(words, vision), ROUNDING[spec.config.dtype]
+    compute = partial(_compute_packed, model, vision, spec, group, device)
     with torch.no_grad():
         try:
-            packed = _compute_packed(model, spec, group, batch, device)
-            moved = max(_find_influence(model, spec, group, batch, device, packed, i) for i in range(len(_RESPONSES)))
+            packed = compute(batch)
+            moved = max(_find_influence(compute, batch, words, packed, i) for i in range(len(_RESPONSES)))
         except (TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise _make_refusal(
                 model, spec, f"cannot compute packed sequences: {type(error).__name__}: {error}"
             ) from error
-        chosen = model.config._attn_implementation
+        chosen = _attention_of(model)
         model.eval().set_attn_implementation("eager")
-        alone = _compute_alone(model, batch, device)
+        alone = _compute_alone(model, vision, batch, device)
         model.train().set_attn_implementation(chosen)
         model.reshard()  # what only a backward pass would do
     distance = float((packed - alone).abs().mean())
@@ -56,22 +67,34 @@ def check_packing(
         raise _make_refusal(model, spec, f"{found}, and {allowed} is allowed for rounding")
 
 
+def _attention_of(model: PreTrainedModel) -> str | dict[str, str]:
+    """Return the attention implementation of a model, or those of its parts."""
+    parts = {name: getattr(model.config, name) for name in model.config.sub_configs}
+    own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
+    return {"": model.config._attn_implementation, **own} if own else model.config._attn_implementation
+
+
+def _words(model: PreTrainedModel) -> Ints:
+    """Return the tokens of a model that do not stand for parts of images or videos, in ascending order."""
+    names = ("image_token_id", "video_token_id")
+    others = [number for name in names if isinstance(number := getattr(model.config, name, None), int)]
+    return np.setdiff1d(np.arange(model.get_input_embeddings().num_embeddings, dtype=np.int32), others)
+
+
 def _find_influence(
-    model: PreTrainedModel,
-    spec: EngineSpec,
-    group: dist.ProcessGroup | None,
-    batch: Batch,
-    device: torch.device,
-    packed: Tensor,
-    changed: int,
+    compute: Callable[[Batch], Tensor], batch: Batch, words: Ints, packed: Tensor, changed: int
 ) -> float:
-    """Return how far the log-probs of the other sequence move at most if the response of one is `changed`."""
-    words = model.get_input_embeddings().num_embeddings
+    """Return how far the log-probs of the other sequence move at most if response and images of one are `changed`."""
     start = int(batch.lengths[:changed].sum())
     end = start + int(batch.lengths[changed])
-    tokens = batch.tokens.copy()
-    tokens[start + _PROMPT : end] = (tokens[start + _PROMPT : end] + words // 2) % words
-    moved = (_compute_packed(model, spec, group, replace(batch, tokens=tokens), device) - packed).abs()
+    tokens, images = batch.tokens.copy(), batch.images
+    response = np.arange(len(tokens)) >= end - _RESPONSES[changed]
+    response[end:] = False
+    tokens[response] = words[(np.searchsorted(words, tokens[response]) + len(words) // 2) % len(words)]
+    if images is not None:
+        others = [draw(*read_size(image), seed=1) for image in images[changed]]
+        images = tuple(tuple(others) if i == changed else own for i, own in enumerate(images))
+    moved = (compute(replace(batch, tokens=tokens, images=images)) - packed).abs()
     moved[start:end] = 0
     return float(moved.max())
 
@@ -84,34 +107,46 @@ def _make_refusal(model: PreTrainedModel, spec: EngineSpec, found: str) -> Value
     )
 
 
-def _two_sequences(words: int) -> Batch:
-    """Return two made-up responses to one made-up prompt."""
+def _two_sequences(words: Ints, vision: Vision | None) -> Batch:
+    """Return two made-up responses, to one word and, in a model that takes images, to one and to two images."""
     rng = np.random.default_rng(0)
-    prompt = rng.integers(0, words, _PROMPT)
-    parts = [np.concatenate([prompt, rng.integers(0, words, response)]) for response in _RESPONSES]
-    mask = [np.arange(len(part)) >= _PROMPT for part in parts]
-    lengths = np.array([len(part) for part in parts], np.int32)
-    return Batch(
-        lengths, np.concatenate(parts).astype(np.int32), {"loss_mask": np.concatenate(mask).astype(np.float32)}
-    )
+    first = rng.choice(words, 1)
+    images: list[Images] = []
+    parts, masks = [], []
+    for number, response in enumerate(_RESPONSES):
+        prompt = [first]
+        if vision is not None:
+            images.append(tuple(draw(*size) for size in _SIZES[: number + 1]))
+            prompt += [part for image in images[-1] for part in (vision.reader.tokens(image), rng.choice(words, 2))]
+        parts += [*prompt, rng.choice(words, response)]
+        masks += [np.zeros(sum(map(len, prompt))), np.ones(response)]
+    lengths = np.array([len(a) + len(b) for a, b in pairwise(masks)][::2], np.int32)
+    mask = np.concatenate(masks).astype(np.float32)
+    return Batch(lengths, np.concatenate(parts).astype(np.int32), {"loss_mask": mask}, images=tuple(images) or None)
 
 
 def _compute_packed(
-    model: PreTrainedModel, spec: EngineSpec, group: dist.ProcessGroup | None, batch: Batch, device: torch.device
+    model: PreTrainedModel,
+    vision: Vision | None,
+    spec: EngineSpec,
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    batch: Batch,
 ) -> Tensor:
     """Return what a training step would compute for each response token, `[tokens]`; prompts are 0."""
-    cp = spec.sizes.cp
-    mb_spec = MicroBatchConfig(max_tokens_per_mb=_SPACE, share_prompts=spec.config.mb_spec.share_prompts)
+    cp, space = spec.sizes.cp, len(batch.tokens) + _PADDING
+    mb_spec = MicroBatchConfig(max_tokens_per_mb=space, share_prompts=spec.config.mb_spec.share_prompts)
     _, pack = packing.packs(batch, mb_spec, dp=1, dp_rank=0, alignment=cp)
     wanted = batch.fields["loss_mask"] > 0
     part = ulysses.part(pack(0), cp, dist.get_rank() % cp)
-    micro_batch = to_device(part, batch, wanted, device)
+    micro_batch = to_device(part, batch, wanted, device, None if vision is None else vision.reader)
     logits = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         use_cache=False,
         logits_to_keep=micro_batch.rows,
         **attention.arguments(micro_batch, group),
+        **({} if vision is None else vision.arguments(micro_batch)),
     ).logits[0]
     found = torch.zeros(len(batch.tokens), device=device)
     selected = micro_batch.of_tokens(_select(logits, micro_batch.labels))
@@ -119,13 +154,16 @@ def _compute_packed(
     return ulysses.sum_over(group, found)
 
 
-def _compute_alone(model: PreTrainedModel, batch: Batch, device: torch.device) -> Tensor:
+def _compute_alone(model: PreTrainedModel, vision: Vision | None, batch: Batch, device: torch.device) -> Tensor:
     """Return the same of each sequence by itself, in transformers' eager attention."""
     found = []
-    for tokens in torch.from_numpy(batch.tokens).long().to(device).split(batch.lengths.tolist()):
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0]
-        said = _select(logits[_PROMPT - 1 : -1], tokens[_PROMPT:])
-        found += [said.new_zeros(_PROMPT), said]
+    parts = np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])
+    for number, (tokens, response) in enumerate(zip(parts, _RESPONSES, strict=True)):
+        images = {} if vision is None or not batch.images else vision.alone(tokens, batch.images[number], device)
+        ids, prompt = torch.from_numpy(tokens).long().to(device), len(tokens) - response
+        logits = model(input_ids=ids[None], use_cache=False, **images).logits[0]
+        said = _select(logits[prompt - 1 : -1], ids[prompt:])
+        found += [said.new_zeros(prompt), said]
     return torch.cat(found)
 
 

@@ -27,6 +27,11 @@ NOT_PACKED = {
 }
 # Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
+# Families of models of text and images whose image tokens attend to all tokens of their image, also later ones.
+SEES_WHOLE_IMAGES = frozenset({"gemma3"})
+# Families of models of text and images that the FSDP trainer and SGLang's servers compute as transformers does.
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl"})
+PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
 # Families whose linear attention is a gated delta net, which packs (`fsdp/delta_nets.py`)
@@ -38,6 +43,9 @@ def has_plain_attention(config: Mapping[str, Any]) -> bool:
 
     Its scores may have a soft cap. Others may be gated delta nets.
     """
+    if config.get("model_type") in SEES_WHOLE_IMAGES:
+        return False
+    config = config.get("text_config") or config
     known = _ATTENTION | (_LINEAR if config.get("model_type") in _DELTA_NETS else set())
     return not looks_ahead(config) and set(config.get("layer_types") or _ATTENTION) <= known
 
@@ -57,6 +65,7 @@ def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
 
     In a pack that is another than in the servers, where each sequence is alone.
     """
+    config = config.get("text_config") or config
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     each = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]  # or one for each type of layers
     kinds = (part.get("rope_type", part.get("type")) for part in each)

@@ -1,0 +1,202 @@
+"""Models of text and images under FSDP: as transformers computes each sequence alone, in every layout."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, write_vlm
+from trainer_jobs import Setting
+from transformers import AutoConfig
+from vision_jobs import log_probs, look, values
+
+from allocation import ParallelSizes
+from areal_like.images import ImageError, draw
+from areal_like.trainer.engine import LoRA
+from areal_like.trainer.image_inputs import ImageReader, load_processor
+from areal_like.types import Batch
+
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "gemma3"]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    @cache
+    def make(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        write_vlm(family, path)
+        return path
+
+    return make
+
+
+def fsdp(path: Path, d: int = 1, c: int = 1, **settings) -> Setting:
+    return Setting(path, ParallelSizes(dp=d, cp=c, edp=d * c), backend="fsdp", max_tokens_per_mb=160, **settings)
+
+
+def joined(parts, tokens: int) -> np.ndarray:
+    values = np.full(tokens, np.nan)
+    for places, found in filter(None, parts):
+        values[places] = found
+    return values
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.covers("FSDP")
+def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny, family):
+    batch, model = vlm_batch(tiny(family)), load_alone(tiny(family))
+    trained = batch.fields["loss_mask"] > 0
+    (seen,) = ranks.run(look, 1, fsdp(tiny(family)), batch)
+    expected = log_probs_alone(model, tiny(family), batch)
+    found = joined([seen.log_probs], len(batch.tokens))
+    np.testing.assert_allclose(found[trained], expected.detach().numpy()[trained], atol=TOLERANCE)
+    (-expected[torch.from_numpy(trained)].mean()).backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    assert seen.gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(seen.gradients[name], gradient, atol=1e-5, err_msg=name)
+    original = {key: t for file in tiny(family).glob("*.safetensors") for key, t in load_file(file).items()}
+    assert seen.weights.keys() == original.keys()
+    for key, tensor in original.items():
+        np.testing.assert_array_equal(seen.weights[key], tensor.numpy(), err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def one(ranks, tiny):
+    """What one rank sees of each family."""
+    return cache(lambda family: ranks.run(look, 1, fsdp(tiny(family)), vlm_batch(tiny(family)))[0])
+
+
+def same(seen, expected, batch):
+    found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert seen[0].gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "d", "c", "settings"),
+    [
+        ("qwen2_5_vl", 1, 2, {"share_prompts": True}),
+        ("qwen3_vl", 2, 2, {}),
+        ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),
+    ],
+)
+def test_every_layout_computes_what_one_rank_does(ranks, tiny, one, family, d, c, settings):
+    """Ranks may have images in part, none of them, or nothing at all."""
+    batch = vlm_batch(tiny(family))
+    same(ranks.run(look, d * c, fsdp(tiny(family), d, c, **settings), batch), one(family), batch)
+
+
+def test_prompts_with_different_images_are_not_shared(tiny):
+    reader = ImageReader(tiny("qwen3_vl"), load_alone(tiny("qwen3_vl")).config, None)
+    batch = vlm_batch(tiny("qwen3_vl"))
+    first = np.split(batch.tokens, np.cumsum(batch.lengths))[
+        3
+    ]  # twice the same tokens: with the same images, and with another one
+    lengths, mask = np.full(3, len(first), np.int32), np.tile(np.arange(len(first)) >= len(first) - 2, 3)
+    other = (draw(90, 40, seed=7), *batch.images[3][1:])
+    alike = Batch(lengths, np.tile(first, 3), {"loss_mask": mask.astype(np.float32)})
+    marked = reader.mark(replace(alike, images=(batch.images[3], batch.images[3], other)))
+    one, two, three = marked.reshape(3, -1)
+    assert (one == two).all() and ((one != three) == ((first == IMAGE) & (np.arange(len(first)) < 12))).all()
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_frozen_tower_has_no_gradient_and_adapters_leave_it_alone(ranks, tiny, one, family):
+    batch, tower = vlm_batch(tiny(family)), ("model.visual", "model.vision_tower", "model.multi_modal_projector")
+    (seen,) = ranks.run(look, 1, fsdp(tiny(family), freeze_vision_tower=True), batch)
+    kept = {name: g for name, g in one(family).gradients.items() if not name.startswith(tower)}
+    same([seen], replace(one(family), gradients=kept), batch)
+    (seen,) = ranks.run(look, 1, fsdp(tiny(family), lora=LoRA(4, 8, ("all-linear",))), batch)
+    assert seen.gradients and all(name.startswith("model.language_model.layers.") for name in seen.gradients)
+    same([replace(seen, gradients={})], replace(one(family), gradients={}), batch)
+
+
+def test_an_image_token_that_a_model_sampled_is_a_word(ranks, tmp_path):
+    """It is computed as another word with the same embedding."""
+    model, word = write_vlm("qwen3_vl", tmp_path), 50
+    with torch.no_grad():
+        model.get_input_embeddings().weight[word] = model.get_input_embeddings().weight[IMAGE]
+    model.save_pretrained(tmp_path)
+    batch = vlm_batch(tmp_path)
+    ends = np.cumsum(batch.lengths)
+    sampled, words = batch.tokens.copy(), batch.tokens.copy()
+    sampled[ends - 3], words[ends - 3] = IMAGE, word
+    batch.fields["loss_mask"][ends - 3] = 0
+    ((_, found),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=sampled))
+    ((_, expected),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=words))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
+    batch = vlm_batch(tiny("qwen2_5_vl"))
+    (alone,) = ranks.run(values, 1, fsdp(tiny("qwen2_5_vl"), role="critic"), batch)
+    shared = ranks.run(values, 2, fsdp(tiny("qwen2_5_vl"), 2, role="critic"), batch)
+    expected = joined([alone], len(batch.tokens))
+    assert not np.isnan(expected[1:21]).any() and np.ptp(expected[1:21]) > 1e-3
+    np.testing.assert_allclose(joined(shared, len(batch.tokens)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "codes"),
+    [
+        ("qwen2_5_vl", ["actor.backend=fsdp:d2"], []),
+        ("qwen3_vl", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
+        ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON"]),
+        ("gemma3", ["actor.backend=fsdp:d2"], ["RUN-IMAGES-FAMILY"]),
+        ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
+        ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
+    ],
+)
+def test_a_run_starts_where_the_model_is_proven(checks, tiny, family, settings, codes):
+    assert [error.partition(" ")[0] for error in checks.errors(tiny(family), *settings)] == codes
+
+
+def test_a_model_whose_processor_is_missing_does_not_start(checks, tiny, tmp_path):
+    path = shutil.copytree(tiny("qwen3_vl"), tmp_path / "model")
+    (path / "preprocessor_config.json").unlink()
+    (error,) = checks.errors(path, "actor.backend=fsdp:d1")
+    assert error.startswith("RUN-IMAGES-PROCESSOR actor.path") and "has no preprocessor_config.json" in error
+
+
+def altered(batch: Batch, how: str) -> Batch:
+    images = [*batch.images]
+    if how == "missing":
+        images[1] = images[1][:2]
+    elif how == "further":
+        images[2] = images[1][:1]
+    elif how == "order":
+        images[1] = (images[1][1], images[1][0], images[1][2])
+    else:
+        images[3] = (images[3][0], images[3][1][:200])
+    return replace(batch, images=tuple(images))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", "sequence 1 of the batch has .* image tokens in a row .* but it has no image after 2"),
+        ("further", "sequence 2 of the batch has 1 images, but image tokens .* for 0 of them"),
+        ("order", "sequence 1 of the batch has .* image tokens in a row .* but its image 0 takes"),
+        ("torn", "sequence 3 of the batch, image 1: the PNG of 200 bytes is damaged"),
+    ],
+)
+def test_images_that_do_not_fit_their_tokens_are_refused(tiny, how, message):
+    path = tiny("qwen2_5_vl")
+    reader = ImageReader(path, AutoConfig.from_pretrained(path), None)
+    with pytest.raises(ImageError, match=message):
+        reader.mark(altered(vlm_batch(path), how))
+
+
+def test_a_model_without_processor_files_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has no image processor .*preprocessor_config\.json.* Copy the file"):
+        load_processor(tmp_path)

@@ -1,0 +1,48 @@
+"""What ranks do in the tests of models of text and images."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+import numpy as np
+from trainer_jobs import Setting, engine, exported
+
+from areal_like.algorithms.losses import sft
+from areal_like.trainer.engine import Rendezvous
+from areal_like.types import Batch, LossSpec
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank saw of a model: log-probs, gradients by transformers' names and weights, these of rank 0 alone."""
+
+    log_probs: tuple[np.ndarray, np.ndarray] | None
+    gradients: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray]
+
+
+def look(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch) -> Seen:
+    """Compute log-probs of what is trained, gradients of a supervised loss, and gather the weights."""
+    with engine(rendezvous, listener, setting) as made:
+        log_probs = made.log_probs(batch)
+        made._gradients(batch, LossSpec(sft), 1.0)
+        whole = {name: p.grad.full_tensor().numpy() for name, p in made._model.named_parameters() if p.grad is not None}
+        weights = exported(made)
+    return Seen(log_probs, whole, weights) if rendezvous.rank == 0 else Seen(log_probs, {}, {})
+
+
+def log_probs(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Compute log-probs of what is trained."""
+    with engine(rendezvous, listener, setting) as made:
+        return made.log_probs(batch)
+
+
+def values(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Compute a critic's values."""
+    with engine(rendezvous, listener, setting) as made:
+        return made.values(batch)
