@@ -90,7 +90,7 @@ def test_a_model_that_is_computed_as_the_servers_do_passes(ranks, tmp_path, name
 
 def test_lost_prompts_end_the_run_before_its_first_step(ranks, tmp_path):
     batch = groups()
-    said = hugging_face_log_probs(write_tiny(VARIANTS["gemma2"], tmp_path), batch)
+    said = hugging_face_log_probs(write_tiny(VARIANTS["qwen3_next"], tmp_path), batch)
     setting = Setting(tmp_path, backend="fsdp", share_prompts=True)
     with pytest.raises(AssertionError, match="knows no shared prompts"):
         ranks.run(_log_probs, 1, setting, batch, 1.0)
