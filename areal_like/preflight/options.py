@@ -1,12 +1,13 @@
 """Options of SGLang that the configuration sets, against the layout, the model and the device."""
 
+import os
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.config.findings import finding, warn_ignored
-from areal_like.config.schema import RunConfig, SGLangConfig
+from areal_like.config.schema import OWN_FILES, RunConfig, SGLangConfig, WeightUpdateConfig
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.megatron import option_finding
 from areal_like.preflight.served_adapters import check_served_adapters
@@ -27,12 +28,22 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     """Check options that SGLang would refuse or ignore, and adapters."""
     yield from check_lora(config, spec, plan)
     yield from check_served_adapters(config, device, spec)
+    yield from _download(config.weight_update)
     yield from _server(config.sglang, device)
     if device == "cpu" and spec is not None:
         yield from _on_cpu(spec)
     yield from _prefill(config)
     if plan is not None:
         yield from _router(config, len(plan.engine("rollout").servers))
+
+
+def _download(update: WeightUpdateConfig) -> Iterator[Finding]:
+    """Check the token with which servers download weights."""
+    variable = update.token_variable
+    if update.url not in (None, OWN_FILES) and variable is not None and variable not in os.environ:
+        message = f"the environment variable {variable} is not set"
+        help = f"export {variable} before the start, or write weight_update.token_variable=null"
+        yield finding("RUN-UPDATE-TOKEN", "weight_update.token_variable", message, help)
 
 
 def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:

@@ -27,6 +27,9 @@ def check_served_adapters(config: RunConfig, device: Device, spec: ModelSpec | N
     if update.full_every > 1:
         message = "an adapter is always sent whole, without deltas"
         yield finding("RUN-ADAPTERS-DELTAS", "weight_update.full_every", message, "write weight_update.full_every=1")
+    if update.url is not None:
+        message = "servers read an adapter below cluster.fileroot, and do not download it"
+        yield finding("RUN-ADAPTERS-URL", "weight_update.url", message, "write weight_update.url=null")
     if update.checksum:
         message = "checksums are those of merged weights, which the servers do not have"
         yield finding("RUN-ADAPTERS-CHECKSUM", "weight_update.checksum", message, "write weight_update.checksum=false")

@@ -17,6 +17,7 @@ from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
 from areal_like.run.serving import (
     make_clients,
+    make_file_source,
     make_judge_elsewhere,
     make_pool,
     make_reward_model,
@@ -93,6 +94,7 @@ async def _run_on(
             make_reward_model(config, scoring, cluster.token) as model,
             make_served_judge(job, scoring, cluster.token) as served,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
+            make_file_source(cluster, config) as source,
             Rewards(
                 config.reward,
                 job.tokenizer,
@@ -108,7 +110,7 @@ async def _run_on(
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
             elastic = make_elastic_servers(cluster, job, models["actor"], supervisor)
             watching = [tasks.create_task(supervisor.keep()), tasks.create_task(elastic.keep())]
-            serving = Serving(pool, rewards, workflows, teacher)
+            serving = Serving(pool, rewards, workflows, teacher, source)
             await train_on(Run(cluster, job, models, view, serving), Trainers(trainers, reference), opened)
         for task in watching:
             task.cancel()

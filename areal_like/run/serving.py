@@ -6,9 +6,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from pathlib import Path
+from urllib.parse import quote
 
 from areal_like.cluster.run import Cluster
-from areal_like.config.schema import RunConfig
+from areal_like.config.schema import OWN_FILES, RunConfig
 from areal_like.data.dataset import hinted_tokens
 from areal_like.experimental.client_processes import Clients
 from areal_like.job import Job
@@ -16,11 +18,14 @@ from areal_like.metrics.console import View
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.start import (
     Scorer,
     start_client,
 )
+from areal_like.weights.deltas.file_server import FileServer
+from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 
 def make_pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:
@@ -55,6 +60,22 @@ async def watched_scorers(
     yield scorers
     for task in watching:
         task.cancel()
+
+
+@asynccontextmanager
+async def make_file_source(cluster: Cluster, config: RunConfig) -> AsyncIterator[FileSource | None]:
+    """Yield where servers download weights, None if they do not (`weight_update.url`)."""
+    update, directory = config.weight_update, cluster.shared_dir
+    if update.url is None or update.mode != "disk":
+        yield None
+    elif update.url == OWN_FILES:
+        host = LOOPBACK if config.scheduler.type == "local" else own_address()
+        with FileServer(directory, host, cluster.token) as url:
+            yield FileSource(url, cluster.token)
+    else:
+        token = os.environ.get(update.token_variable) if update.token_variable else None
+        path = directory.relative_to(Path(config.cluster.fileroot).absolute()).as_posix()
+        yield FileSource(f"{update.url.rstrip('/')}/{quote(path)}", token)
 
 
 def make_reward_model(

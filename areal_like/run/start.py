@@ -32,6 +32,7 @@ from areal_like.rollout.sglang.options import (
     teacher_arguments,
 )
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.run.model_files import local_directory
 from areal_like.trainer.engine import EngineSpec, LoRA
@@ -235,8 +236,10 @@ async def start_scorer(
     return Scorer(servers, await servers.call_all("start", phase="start-up"), directory)
 
 
-def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) -> WeightSync:
-    """Return the weight transport of the run."""
+def weight_sync(
+    cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool, source: FileSource | None = None
+) -> WeightSync:
+    """Return the weight transport of the run; servers download files from the `source`, if there is one."""
     update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
     spec = SyncSpec(
         timeout_s=update.timeout_s,
@@ -247,6 +250,7 @@ def weight_sync(cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool) 
         prefetch_mb=update.prefetch_mb,
         exporters=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
         full_every=update.full_every,
+        source=source,
     )
     if update.checksum:
         pool.checking = partial(compare_checksums, trainer)

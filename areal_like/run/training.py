@@ -24,7 +24,7 @@ from areal_like.run.start import weight_sync
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import WeightSync, publish
+from areal_like.weights.sync import FileSource, WeightSync, publish
 from areal_like.workflows.make import Workflows
 
 
@@ -36,6 +36,7 @@ class Serving:
     rewards: Rewards
     workflows: Workflows
     teacher: Teacher | None
+    source: FileSource | None = None  # of weights that servers download
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ async def train(
     """Bring the weights to the servers and train from the place of `opened`."""
     config = job.config
     pool, state, record, trainer = serving.pool, opened.state, opened.record, trainers.roles["actor"]
-    transport = weight_sync(cluster, job, trainer, pool)
+    transport = weight_sync(cluster, job, trainer, pool, serving.source)
     sharing, sync = share_gpus(config, transport, tuple(trainers.roles.values()), pool, record.phase)
     with record.doing("connecting trainer and servers"):
         await sharing.to_trainer(None)

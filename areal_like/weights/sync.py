@@ -18,6 +18,7 @@ from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
 from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
+from areal_like.rollout.sglang.weight_files import FileSource
 
 if TYPE_CHECKING:
     from areal_like.rollout.pool import ServerPool
@@ -54,7 +55,8 @@ class SyncSpec:
     `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
     servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
     `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
-    `full_every` is the number of versions from one full copy to the next, between which there are deltas.
+    `full_every` is the number of versions from one full copy to the next, between which there are deltas. With a
+    `source` servers download what is written to `directory`.
     """
 
     timeout_s: float
@@ -65,6 +67,7 @@ class SyncSpec:
     prefetch_mb: int = 0
     exporters: Sequence[Collection[int]] = ()
     full_every: int = 1
+    source: FileSource | None = None
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
         """Return how many of the first buckets are gathered before the servers pause; at least one."""

@@ -167,12 +167,17 @@ def test_the_directory_is_not_another_runs(finished: Run) -> None:
 
 @pytest.mark.long
 def test_without_staleness_training_is_synchronous(tmp_path: Path) -> None:
-    """η = 0, with the other bridge, weights as deltas, a range of ports, and a tokenizer from elsewhere."""
+    """η = 0, with the other bridge, downloaded deltas, a range of ports, and a tokenizer from elsewhere."""
     tokenizer = tmp_path / "tokenizer"
     write_init_model(InitModelConfig(), tokenizer, seed=0)
     (tokenizer / "special_tokens_map.json").write_text("{}")
     others = ("actor.megatron.bridge_type=megatron-bridge", "weight_update.mode=disk", f"tokenizer_path={tokenizer}")
-    others += ("weight_update.full_every=2", "weight_update.checksum=true", "cluster.ports=21000-21999")
+    others += (
+        "weight_update.full_every=2",
+        "weight_update.url=auto",
+        "weight_update.checksum=true",
+        "cluster.ports=21000-21999",
+    )
     with run(tmp_path, *LEARN, *others, "rollout.max_head_offpolicyness=0") as started:
         assert started.end() == 0, started.errors
         assert started.remains() == []

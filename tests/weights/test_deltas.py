@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from areal_like.rollout.sglang import FILES, deltas, local_copy, receiving
 from areal_like.rollout.sglang.checksum import checksum, numbers
 from areal_like.rollout.sglang.deltas import change, differences, read_delta, read_full, write_delta, write_full
 from areal_like.rollout.sglang.loading import views
+from areal_like.rollout.sglang.weight_files import Chain
 from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
 
@@ -159,12 +160,15 @@ class Receiver(FakeServer):
     def __init__(self, group: Any) -> None:
         super().__init__()
         self.runner, self._group = SimpleNamespace(model=Model(), device="cpu", gpu_id=0), group
-        self.files = list[int]()
+        self.files, self.read = list[int](), list[str]()
         self.answers["/update_weights_from_ipc"] = self.receive
 
     async def receive(self) -> Any:
         body = self.bodies("/update_weights_from_ipc")[-1]
-        self.files.append(len(json.loads(body["zmq_handles"][FILES])["files"]))
+        _, chain = Chain.from_json(body["zmq_handles"][FILES])
+        self.files.append(len(chain.files))
+        held = getattr(self.runner, "local_copy", None)
+        self.read += [file.path for file in chain.files_after(held and held.held)]
         done, told = receiving.receive_exported(self.runner, body["zmq_handles"], self._group)
         if done:
             self.version = body["weight_version"]
@@ -207,14 +211,17 @@ def test_a_late_server_and_one_that_missed_versions_catch_up(tmp_path: Path, gro
                 engine.step()
 
     asyncio.run(run())
-    assert [file.is_full for file in trainer.written] == [True, False, False, False, True, False, False, False, True]
+    full = [True, False, False, False, True, False, False, False, True]
+    assert [file.full is not None for file in trainer.written] == full
+    assert [file.delta is None for file in trainer.written] == [True] + [False] * 8
     assert always.files == [1, 2, 3, 4, 1, 2, 3, 4, 1]
+    assert [part.endswith(".delta.safetensors") for part in always.read] == [False] + [True] * 8
     assert missing.files == [1, 4, 1, 2, 3, 4, 1]
     assert late.files == [3, 4, 1]
     engine_bits = {name: getattr(always.runner.model, name).data for name in engine.tensors}
     for server in (missing, late):
         assert all(same_bits(getattr(server.runner.model, name).data, bits) for name, bits in engine_bits.items())
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_restarted_trainer_begins_with_a_full_copy(tmp_path: Path, group: Any) -> None:
@@ -232,7 +239,7 @@ def test_a_restarted_trainer_begins_with_a_full_copy(tmp_path: Path, group: Any)
                 engine.step()
 
     asyncio.run(run())
-    assert [file.is_full for file in trainer.written] == [True, False, True, False]
+    assert [file.full is not None for file in trainer.written] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
@@ -243,9 +250,10 @@ def test_a_damaged_file_is_named_and_mended_by_a_full_copy(
     engine, (server,) = Engine(), [Receiver(group)]
 
     class Damaging(Trainer):
-        async def transfer(self, step: str, path: Path, after: str | None, *, timeout_s: float) -> Any:
-            written = await super().transfer(step, path, after, timeout_s=timeout_s)
+        async def transfer(self, *arguments: Any, timeout_s: float) -> Any:
+            written = await super().transfer(*arguments, timeout_s=timeout_s)
             if len(self.written) == number + 1:
+                path = Path((written.delta or written.full).path)
                 whole = path.read_bytes()
                 changed = whole[:-1] + bytes([whole[-1] ^ 1]) if damage == "flipped" else whole[:-9]
                 path.write_bytes(changed)
@@ -262,7 +270,7 @@ def test_a_damaged_file_is_named_and_mended_by_a_full_copy(
             engine.step()
             what = "does not exist on this host" if damage == "missing" else "is corrupt: its SHA-256 differs"
             with pytest.raises(
-                WeightUpdateError, match=rf"files/{number}-\w+\.safetensors {what}.*weight_update\.mode=collective"
+                WeightUpdateError, match=rf"files/{number}-[\w.]+\.safetensors {what}.*weight_update\.mode=collective"
             ):
                 await publish(bound, number, 20)
             assert server.runner.local_copy is None
@@ -288,7 +296,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 def test_other_ranks_gather_and_write_nothing(tmp_path: Path) -> None:
     sender = make_sender("deltas", Engine(), 1, "127.0.0.1")
-    assert sender.write(tmp_path / "files" / "0", None) is None
+    assert sender.write(tmp_path / "files" / "0", None, True) is None
     assert not list(tmp_path.iterdir())
 
 
@@ -297,14 +305,14 @@ def test_ranks_of_a_server_share_one_copy_without_a_name(tmp_path: Path, monkeyp
     monkeypatch.setattr(local_copy.tempfile, "gettempdir", lambda: str(tmp_path))
     engine, folder = Engine(), tmp_path / "files"
     sender = make_sender("deltas", engine, 0, "127.0.0.1")
-    files = [(str(folder / "0"), sender.write(folder / "0", None).sha256)]
+    files = Chain([sender.write(folder / "0", None, True).full])
     ranks = [local_copy.LocalCopy("token", files) for _ in range(2)]
     for step in ("open", "update"):
         for rank in ranks[::-1]:
             getattr(rank, step)(*([files] if step == "update" else []))
     assert [path.name for path in tmp_path.iterdir()] == ["files"]
     engine.step()
-    files.append((str(folder / "1"), sender.write(folder / "1", "0").sha256))
+    files = replace(files, files=[*files.files, sender.write(folder / "1", "0", False).delta])
     for rank in ranks:
         assert rank.has_tensors(files)
         rank.update(files)
@@ -318,9 +326,9 @@ def test_checksums_are_those_of_what_was_written(tmp_path: Path) -> None:
     engine = Engine()
     sender = make_sender("deltas", engine, 0, "127.0.0.1")
     sender.sums = {}
-    sender.write(tmp_path / "0", None)
+    sender.write(tmp_path / "0", None, True)
     engine.step()
-    sender.write(tmp_path / "1", "0")
+    sender.write(tmp_path / "1", "0", False)
     assert numbers(sender.sums) == numbers({name: checksum(tensor) for name, tensor in engine.weights()})
 
 

@@ -33,6 +33,7 @@ from areal_like.config.schema.rewards import JudgeConfig, RewardConfig, RewardMo
 from areal_like.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig, SchedulingStrategyConfig
 from areal_like.config.schema.rollout import (
     MOST_KEPT,
+    OWN_FILES,
     SERVER_RESERVE,
     SINGLE_TURN,
     BranchConfig,

@@ -33,6 +33,10 @@ _PREFETCHED = Ignored(
     lambda at: at.section.mode == "ipc" and at.section.bucket_mb <= at.section.prefetch_mb,
 )
 _NO_FILES = Ignored("`weight_update.mode` is not `disk`", lambda at: at.section.mode != "disk")
+OWN_FILES = "auto"  # instead of a URL
+_OWN_FILES = Ignored(
+    "`weight_update.url` is null or `auto`, which has the run's token", lambda at: at.section.url in (None, OWN_FILES)
+)
 _CPU_CACHE = Ignored(
     "`device` is `cpu`, where the KV cache is sized by the requests in flight", lambda at: at.device == "cpu"
 )
@@ -399,6 +403,18 @@ class WeightUpdateConfig(Section):
             "changes of each tensor. 1: full copies only ([deltas](weight_updates.md#deltas))."
         ),
     )
+    url: Annotated[str | None, _NO_FILES] = Field(
+        None,
+        pattern=rf"^({OWN_FILES}|https?://[^/]+(/.*)?)$",
+        description=(
+            "Have servers download the files of `disk` instead of reading them below `cluster.fileroot`. `auto`: from the "
+            "run's controller, with the run's token; a URL: from a web server or object store that serves "
+            "`cluster.fileroot` there ([servers far away](weight_updates.md#servers-far-away))."
+        ),
+    )
+    token_variable: Annotated[str | None, _OWN_FILES] = Field(
+        None, pattern=r"^\w+$", description="Environment variable with the bearer token for `url`; null: none."
+    )
     checksum: bool = Field(
         False,
         description=("Compare a checksum of every tensor on each server with the trainer's before the server resumes."),
@@ -414,7 +430,10 @@ class WeightUpdateConfig(Section):
 
     @property
     def transport(self) -> str:
-        """Name of the weight transport: `mode`, or `adapters` or `deltas` where `disk` has any."""
+        """Name of the weight transport: `mode`, or `adapters` or `deltas` where `disk` has any.
+
+        Servers also download full copies alone by `deltas`.
+        """
         if self.adapters:
             return "adapters"
-        return "deltas" if self.mode == "disk" and self.full_every > 1 else self.mode
+        return "deltas" if self.mode == "disk" and (self.full_every > 1 or self.url) else self.mode

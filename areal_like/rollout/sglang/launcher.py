@@ -34,6 +34,7 @@ from areal_like.rollout.sglang import (
     adapters,
     classifier,
     cpu_stand_ins,
+    downloads,
     giving_up,
     scoring,
 )
@@ -124,6 +125,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
     giving_up.add_route(app)
+    downloads.add_route(app)
     server = prepare_server_args(arguments if cuda else cpu_stand_ins.name_attention(arguments))
     architectures = server.get_model_config().hf_config.architectures
     leave_out_other_models(architectures)

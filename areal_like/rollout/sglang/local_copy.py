@@ -18,20 +18,17 @@ from torch import Tensor
 from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.deltas import check, read_delta, read_full, read_layout
 from areal_like.rollout.sglang.loading import addresses, load, views
+from areal_like.rollout.sglang.weight_files import Chain, WeightFile, locate
 
 AT_ONCE = 1 << 28  # bytes that go to the device together
 
-type Files = Sequence[tuple[str, str]]
-"""Path and SHA-256 of the last full copy and of each delta after it."""
-
 
 class LocalCopy:
-    """The weights after the last of the files that were applied, `held`."""
+    """The weights in the state `held` of a chain of files."""
 
-    def __init__(self, token: str, files: Files) -> None:
+    def __init__(self, token: str, chain: Chain) -> None:
         """Create the file that `token` names, unless another rank of the host has."""
-        check(Path(files[0][0]), files[0][1])
-        self.layout: Layout = read_layout(Path(files[0][0]))
+        self.layout: Layout = _read_layout(chain.full)
         self.held: str | None = None
         self._path = Path(tempfile.gettempdir(), f"weights-{token}")
         self._bytes = sum(torch.Size(shape).numel() * getattr(torch, dtype).itemsize for _, dtype, shape in self.layout)
@@ -47,22 +44,17 @@ class LocalCopy:
         """Remove the file's name, once all ranks of the host have mapped it or will not."""
         self._path.unlink(missing_ok=True)
 
-    def update(self, files: Files) -> None:
+    def update(self, chain: Chain) -> None:
         """Apply the files after `held`, or all of them; the ranks that did not create the file only note it."""
         self.unlink()
-        names = [path for path, _ in files]
-        following = files[names.index(self.held) + 1 :] if self.held in names else files
         if self._owns:
-            for path, sha256 in following:
-                self._apply(Path(path), sha256, is_full=path == names[0])
-        self.held = names[-1]
+            for file in chain.files_after(self.held):
+                self._apply(file, is_full=file == chain.full)
+        self.held = chain.state
 
-    def has_tensors(self, files: Files) -> bool:
+    def has_tensors(self, chain: Chain) -> bool:
         """Return whether the files have the tensors of this copy."""
-        if self.held in [path for path, _ in files]:
-            return True
-        check(Path(files[0][0]), files[0][1])
-        return read_layout(Path(files[0][0])) == self.layout
+        return chain.continues(self.held) or _read_layout(chain.full) == self.layout
 
     def load(self, model: Any, device: torch.device) -> None:
         """Load all tensors into an SGLang model."""
@@ -87,8 +79,9 @@ class LocalCopy:
             os.close(file)
         return True
 
-    def _apply(self, path: Path, sha256: str, *, is_full: bool) -> None:
-        check(path, sha256)
+    def _apply(self, file: WeightFile, *, is_full: bool) -> None:
+        path = locate(file.path)
+        check(path, file.sha256)
         (read_full if is_full else read_delta)(path, dict(views(self._get_flat(), self.layout)))
 
     def _buckets(self) -> Iterator[tuple[int, int, Layout]]:
@@ -103,3 +96,9 @@ class LocalCopy:
             layout.append((name, dtype, shape))
         if layout:
             yield start, end, layout
+
+
+def _read_layout(full: WeightFile) -> Layout:
+    """Return which tensors a full copy has, after a check of its checksum."""
+    check(locate(full.path), full.sha256)
+    return read_layout(locate(full.path))

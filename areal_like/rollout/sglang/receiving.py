@@ -18,6 +18,7 @@ from areal_like.rollout.sglang.giving_up import is_marked, wait_for
 from areal_like.rollout.sglang.ipc import device_name, open_handle
 from areal_like.rollout.sglang.loading import addresses, load
 from areal_like.rollout.sglang.local_copy import LocalCopy
+from areal_like.rollout.sglang.weight_files import Chain
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 
@@ -39,7 +40,7 @@ def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tup
     if ADAPTER in handles:
         return _on_each(group, lambda: replace_adapter(runner, handles[ADAPTER]))
     if FILES in handles:
-        return _receive_files(runner, json.loads(handles[FILES]), group)
+        return _receive_files(runner, handles[FILES], group)
     return _on_each(group, lambda: _load_exported(runner, handles))
 
 
@@ -63,24 +64,24 @@ def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
     return _on_each(group, work)
 
 
-def _receive_files(runner: Any, request: Mapping[str, Any], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server load the weights after the last of the `files`, each of which has path and SHA-256.
+def _receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
+    """Have every rank of a server load the weights after the last of a chain of files.
 
-    The first update creates the server's copy of the weights, in a file that `token` names. After a failure the next
-    update begins with the full copy, which is the first file.
+    The first update creates the server's copy of the weights, in a file that the request's token names. After a failure
+    the next update begins with the full copy.
     """
-    files = request["files"]
+    token, chain = Chain.from_json(request)
 
     def create() -> None:
-        if runner.local_copy is None or not runner.local_copy.has_tensors(files):
-            runner.local_copy = LocalCopy(request["token"], files)
+        if runner.local_copy is None or not runner.local_copy.has_tensors(chain):
+            runner.local_copy = LocalCopy(token, chain)
 
     def load_all() -> None:
         runner.local_copy.load(runner.model, _device(runner))
         torch.get_device_module(_device(runner)).synchronize()
 
     runner.local_copy = getattr(runner, "local_copy", None)
-    for step in (create, lambda: runner.local_copy.open(), lambda: runner.local_copy.update(files), load_all):
+    for step in (create, lambda: runner.local_copy.open(), lambda: runner.local_copy.update(chain), load_all):
         done, told = _on_each(group, step)
         if not done:
             if runner.local_copy is not None:

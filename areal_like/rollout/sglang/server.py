@@ -15,6 +15,7 @@ from areal_like.per_token import Routes, RouteShape
 from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
+from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource
 from areal_like.types import Floats, Ints, TopIds
 
 GENERATE, CLASSIFY = "/generate", "/classify"
@@ -24,6 +25,7 @@ RECEIVE, LOAD, OPEN_EXPORTED = (
     "/update_weights_from_disk",
     "/update_weights_from_ipc",
 )
+SERVER_SHARE = 0.9  # of the time of a download; then the server itself says what failed
 
 type Body = dict[str, Any]
 
@@ -147,13 +149,15 @@ class Server:
         body = {"zmq_handles": handles, "flush_cache": False, "weight_version": weight_version}
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
-    async def load_files(self, files: Sequence[tuple[str, str]], version: int, timeout_s: float) -> None:
-        """Load weights as `version`: path and SHA-256 of the last full copy, and of each delta after it.
+    async def load_files(self, chain: Chain, version: int, timeout_s: float) -> None:
+        """Load the weights after a chain of files as `version`; the server reads those that it has not read before."""
+        await self.open_exported({FILES: chain.to_json(secrets.token_hex(8))}, version, timeout_s)
 
-        The server reads those that it has not read before.
-        """
-        handles = {FILES: json.dumps({"token": secrets.token_hex(8), "files": files})}
-        await self.open_exported(handles, version, timeout_s)
+    async def download(self, source: FileSource, chain: Chain, state: str | None, timeout_s: float) -> None:
+        """Download the files that a server in a state of the chain lacks, while it generates."""
+        files = [tuple(file) for file in chain.files_after(state)]
+        body = {"url": source.url, "token": source.token, "files": files, "keep": chain.paths}
+        await self.connection.update(DOWNLOAD, body | {"timeout_s": SERVER_SHARE * timeout_s}, timeout_s)
 
     async def load_adapter(self, path: str, version: int, timeout_s: float) -> None:
         """Replace the adapter by the one in a directory, as `version`."""

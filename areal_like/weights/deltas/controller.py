@@ -1,23 +1,26 @@
-"""Weights as files that trainer and servers share: a full copy every few versions, and deltas to the version before."""
+"""Weights as files for the servers: a full copy every few versions, and deltas to the version before."""
 
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from areal_like.errors import WorkerError
+from areal_like.errors import ServerError, WorkerError
 from areal_like.events import note
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.sglang.weight_files import Chain
 from areal_like.trainer.remote import Trainer
+from areal_like.weights.deltas.downloads import ServerDownloads
 from areal_like.weights.disk.controller import raise_if_full
 from areal_like.weights.sync import SyncSpec, with_those_left
 
 
 @dataclass(eq=False)
 class DeltaSync:
-    """`weight_update.mode: disk` with `full_every` above 1. Servers generate while a file is written.
+    """`weight_update.mode: disk` with `full_every` above 1 or a `url`. Servers generate while a file is written.
 
     The files since the last full copy stay: a server that joins late or missed a version reads those that it lacks.
     """
@@ -25,36 +28,54 @@ class DeltaSync:
     trainer: Trainer
     pool: ServerPool
     spec: SyncSpec
-    _files: list[tuple[Path, str]] = field(default_factory=list, init=False)  # and their SHA-256
+    _chain: Chain | None = field(default=None, init=False)
+    _version: str | None = field(default=None, init=False)  # name of the one that the trainer holds
+    _downloads: ServerDownloads | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.spec.source:
+            self._downloads = ServerDownloads(self.pool, self.spec.source)
 
     async def connect(self) -> None:
         """Prepare nothing: the first update writes a full copy."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Write one file, have every server load the weights after it, and remove files before a full copy."""
-        outdated = await self._write(version, deadline)
-        files = [(str(path), sha256) for path, sha256 in self._files]
+        """Write one version, have the servers load it, and remove the files before a full copy."""
+        chain, outdated = await self._write(version, deadline)
+        served = chain.with_names() if self._downloads else chain
 
         async def load() -> None:
-            async with self.pool.interrupt(version, deadline) as servers:
-                await asyncio.gather(*(server.load_files(files, version, deadline.left) for server in servers))
+            servers = await self._downloads.bring(served, deadline) if self._downloads else None
+            async with self.pool.interrupt(version, deadline, servers) as interrupted:
+                await asyncio.gather(*(self._load(server, served, version, deadline) for server in interrupted))
 
         await with_those_left(self.pool, deadline, load)
         for path in outdated:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
-    async def _write(self, version: int, deadline: Deadline) -> list[Path]:
-        """Write the next file; return those that no server needs any more."""
-        start, path = time.time(), self.spec.directory / f"{version}-{secrets.token_hex(4)}.safetensors"
-        after = self._files[-1][0].name if 0 < len(self._files) < self.spec.full_every else None
+    async def _load(self, server: Server, chain: Chain, version: int, deadline: Deadline) -> None:
         try:
-            written = await self.trainer.transfer("write", path, after, timeout_s=deadline.left)
-        except WorkerError as error:
-            raise_if_full(error, version, self.spec.directory)
+            await server.load_files(chain, version, deadline.left)
+        except ServerError:
+            if self._downloads:
+                self._downloads.forget(server)  # it starts from a full copy
             raise
-        note("weights", "file", start, version=version, bytes=written.bytes, weights=written.weights)
-        outdated = [file for file, _ in self._files] if written.is_full else []
-        if written.is_full:
-            self._files.clear()
-        self._files.append((path, written.sha256))
-        return outdated
+
+    async def _write(self, version: int, deadline: Deadline) -> tuple[Chain, list[Path]]:
+        """Write the next version; return the chain that ends with it, and files that no server needs any more."""
+        start, old, directory = time.time(), self._chain, self.spec.directory
+        path = directory / f"{version}-{secrets.token_hex(4)}"
+        is_full = old is None or len(old.files) >= self.spec.full_every
+        try:
+            written = await self.trainer.transfer("write", path, self._version, is_full, timeout_s=deadline.left)
+        except WorkerError as error:
+            raise_if_full(error, version, directory)
+            raise
+        needed = written.delta or written.full
+        note("weights", "file", start, version=version, bytes=needed.size, weights=written.weights)
+        self._version = path.name
+        if old and written.full is None:
+            self._chain = replace(old, files=[*old.files, written.delta])
+            return self._chain, []
+        self._chain = Chain([written.full], old.state if old and written.delta else None, written.delta)
+        return self._chain, [Path(each) for each in old.paths] if old else []

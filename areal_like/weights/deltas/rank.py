@@ -7,17 +7,17 @@ from torch import Tensor
 
 from areal_like.rollout.sglang.checksum import checksum
 from areal_like.rollout.sglang.deltas import differences, write_delta, write_full
+from areal_like.rollout.sglang.weight_files import WeightFile
 from areal_like.trainer.engine import TrainEngine
 
 
 @dataclass(frozen=True)
 class Written:
-    """A file: its checksum, its size in bytes, that of the weights, and whether it is a full copy."""
+    """The files of one version, a delta or a full copy or both, and the size of the weights in bytes."""
 
-    sha256: str
-    bytes: int
+    delta: WeightFile | None
+    full: WeightFile | None
     weights: int
-    is_full: bool
 
 
 class DeltaSender:
@@ -26,24 +26,33 @@ class DeltaSender:
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
         self._engine, self._rank = engine, rank
         self._held: dict[str, Tensor] = {}
-        self._last: str | None = None  # the file after which a server has the held weights
+        self._last: str | None = None  # name of the version that is held
         self.sums: dict[str, Tensor] | None = None  # checksums of what is gathered, once somebody has asked for them
 
-    def write(self, path: Path, after: str | None) -> Written | None:
-        """Write the weights as a delta to the file `after`, or as a full copy if that is not the last one."""
-        is_full, self._last = after is None or after != self._last, None
+    def write(self, path: Path, after: str | None, is_full: bool) -> Written | None:
+        """Write the weights as a delta to the version `after`, if that is held, and as a full copy if asked or if not.
+
+        The names of the files begin with `path`, whose last part names the version.
+        """
+        has_delta, self._last = after is not None and after == self._last, None
         pieces: dict[tuple[str, int], Tensor] = {}
         for name, tensor in self._engine.weights():
             if self.sums is not None:
                 self.sums[name] = checksum(tensor)
             if self._rank == 0:
-                self._take(name, tensor, None if is_full else pieces)
+                self._take(name, tensor, pieces if has_delta else None)
         if self._rank:
             return None
         path.parent.mkdir(parents=True, exist_ok=True)
-        sha256 = write_full(path, self._held) if is_full else write_delta(path, pieces)
+        delta = full = None
+        if has_delta:
+            file = path.with_name(f"{path.name}.delta.safetensors")
+            delta = WeightFile(str(file), write_delta(file, pieces), file.stat().st_size)
+        if is_full or not has_delta:
+            file = path.with_name(f"{path.name}.safetensors")
+            full = WeightFile(str(file), write_full(file, self._held), file.stat().st_size)
         self._last = path.name
-        return Written(sha256, path.stat().st_size, sum(tensor.nbytes for tensor in self._held.values()), is_full)
+        return Written(delta, full, sum(tensor.nbytes for tensor in self._held.values()))
 
     def _take(self, name: str, tensor: Tensor, pieces: dict[tuple[str, int], Tensor] | None) -> None:
         """Hold a tensor; note its changes in `pieces`."""
