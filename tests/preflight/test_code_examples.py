@@ -53,6 +53,7 @@ NEEDS_MODELS = {  # of these kinds, on disk
         "RUN-SHARED-PROMPTS-LINEAR",
         "RUN-START-MODEL",
         "RUN-TEACHER-HINT-LENGTH",
+        "RUN-TEACHER-MOVES",
         "RUN-TEACHER-POSITIONS",
         "RUN-TEACHER-TOKENIZER",
         "RUN-TOKENIZER-ROLE",
