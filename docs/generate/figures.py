@@ -72,7 +72,7 @@ def sections() -> Iterator[str]:
     yield PROMPTS
     yield from table(["Backend", "Prompt + response", "Training", "Log-probs"], shared_prompts())
     yield TREES
-    yield from table(["Branches", "Tokens, flat / tree", "Training", "Log-probs"], tree_training())
+    yield from table(["Branches", "Device", "Tokens, flat / tree", "Training", "Log-probs"], tree_training())
     yield ROLLOUTS
     yield from table(["Measure", "Ratio", "Device"], rollouts())
     yield CONTROLLER
@@ -172,10 +172,11 @@ def shared_prompts() -> Iterator[Sequence[str]]:
 
 def tree_training() -> Iterator[Sequence[str]]:
     """Yield the speed of conversations packed as trees."""
-    for shape, found in read("tree_training_cpu")["shapes"].items():
-        ratio = found["ratio"]
-        training = link("tree_training_cpu", f"{ratio['train']:.2f}")
-        yield TREE_SHAPES[shape], f"{found['bound']:.2f}", training, f"{ratio['log_probs']:.2f}"
+    for name, device in (("tree_training_cuda", "H100"), ("tree_training_cpu", "CPU")):
+        for shape, found in read(name)["shapes"].items():
+            ratio = found["ratio"]
+            training = link(name, f"{ratio['train']:.2f}")
+            yield TREE_SHAPES[shape], device, f"{found['bound']:.2f}", training, f"{ratio['log_probs']:.2f}"
 
 
 def rollouts() -> Iterator[Sequence[str]]:
@@ -293,7 +294,8 @@ Speed with `actor.mb_spec.share_prompts` relative to without, Qwen3-0.6B on one 
 (`python -m benchmarks.shared_prompts`).
 """
 TREES = """
-Conversations of 8 turns with 8 branches, as trees relative to flat packing, on a CPU (`python -m benchmarks.tree_training`).
+Conversations of 8 turns with 8 branches, as trees relative to flat packing: Qwen3-0.6B's shape on one H100, a small model on a CPU
+(`python -m benchmarks.tree_training`).
 """
 ROLLOUTS = """
 ## Rollouts

@@ -344,4 +344,4 @@ def hugging_face_log_probs(model: torch.nn.Module, batch: Batch) -> np.ndarray:
         for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
             predicted = torch.log_softmax(model(tokens[None], use_cache=False).logits[0], -1)[:-1]
             expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
-    return torch.cat(expected).numpy()
+    return torch.cat(expected).float().numpy()

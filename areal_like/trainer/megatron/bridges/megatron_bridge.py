@@ -10,6 +10,8 @@ from pathlib import Path
 
 import megatron.core.models.gpt  # noqa: F401  # before the placeholder: it settles whether Transformer Engine is there
 import torch
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 
@@ -84,5 +86,7 @@ class MegatronBridge:
         }
         for name, value in settings.items():
             setattr(provider, name, value)
+        if provider.activation_func not in (F.gelu, F.silu, quick_gelu):  # the only ones that Megatron-core fuses
+            provider.bias_activation_fusion = False
         provider.finalize()
         return provider
