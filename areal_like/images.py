@@ -3,6 +3,8 @@
 The servers receive these bytes, and each trainer rank decodes those of its own sequences, so that both see one picture.
 """
 
+import base64
+import binascii
 from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ type Images = tuple[bytes, ...]
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**26  # of one image, 8192 x 8192: it takes 200 MB when it is decoded
+MOST_BYTES = 2**25  # of one encoded image, 32 MiB
 TOKEN_IDS = ("image_token_id", "image_token_index")  # fields of config.json: Qwen's and Gemma's
 
 
@@ -22,6 +25,8 @@ _TOO_LARGE = (
     f"an image has more than {MOST_PIXELS:,} pixels, the most that is read. Make it smaller: models scale pictures down "
     "to fewer pixels anyway"
 )
+_AGAIN = "Save the image again, or leave it out"
+_TOO_MANY_BYTES = f"an image has more than {MOST_BYTES:,} bytes, the most that is read. Save it smaller"
 
 
 class ImageError(ValueError):
@@ -39,9 +44,42 @@ def decode(data: bytes) -> "Image":
     try:
         return image.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:
+        raise ImageError(f"the {image.format} of {len(data)} bytes is damaged: {error}. {_AGAIN}") from error
+
+
+def encode_picture(picture: "Image") -> bytes:
+    """Return a decoded picture as PNG, which keeps its pixels. Raises ImageError."""
+    file = BytesIO()
+    try:
+        picture.convert("RGB").save(file, "PNG")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ImageError(f"a {type(picture).__name__} cannot be read: {error}. {_AGAIN}") from error
+    return file.getvalue()
+
+
+def as_data_url(image: bytes) -> str:
+    """Return an image as the URL that OpenAI's messages have it in."""
+    return f"data:{_media_type(image)};base64,{base64.b64encode(image).decode()}"
+
+
+def from_data_url(url: str) -> bytes:
+    """Return the image of a data URL. Raises ImageError for any other URL: nothing is fetched."""
+    head, comma, content = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
         raise ImageError(
-            f"the {image.format} of {len(data)} bytes is damaged: {error}. Write the file again, or remove its row"
-        ) from error
+            f"{url[:60]!r} is not a data URL with base64. Send the image itself, as data:image/png;base64,..."
+        )
+    if len(content) > MOST_BYTES * 4 // 3 + 4:
+        raise ImageError(_TOO_MANY_BYTES)
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:  # the latter where it is not ASCII
+        raise ImageError(f"the data URL {url[:40]!r}... is not base64: {error}. Encode the image again") from error
+
+
+def _media_type(image: bytes) -> str:
+    starts = {b"\xff\xd8": "image/jpeg", b"RIFF": "image/webp"}
+    return next((name for start, name in starts.items() if image.startswith(start)), "image/png")
 
 
 def draw(width: int, height: int, *, seed: int = 0) -> bytes:
@@ -64,14 +102,16 @@ def image_token(config: Mapping[str, object]) -> int | None:
 def _open(data: bytes) -> "Image":
     from PIL import Image, UnidentifiedImageError
 
+    if len(data) > MOST_BYTES:
+        raise ImageError(_TOO_MANY_BYTES)
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise ImageError(f"{len(data)} bytes are not an image: it has to be {', '.join(FORMATS)}") from error
+        raise ImageError(f"{len(data)} bytes are not an image. Save it as {' or '.join(FORMATS)}") from error
     except Image.DecompressionBombError as error:
         raise ImageError(_TOO_LARGE) from error
     except (OSError, ValueError, SyntaxError) as error:
-        raise ImageError(f"an image of {len(data)} bytes cannot be read: {error}") from error
+        raise ImageError(f"an image of {len(data)} bytes cannot be read: {error}. {_AGAIN}") from error
     if image.width * image.height > MOST_PIXELS:
         raise ImageError(_TOO_LARGE)
     return image

@@ -165,10 +165,13 @@ def _per_sequence(mask: Floats, lengths: Ints) -> NDArray[np.float64]:
     return np.add.reduceat(mask, np.cumsum(lengths) - lengths, dtype=np.float64)
 
 
-def supervised_batch(examples: Sequence[tuple[Sequence[int], Sequence[int] | Ints]]) -> Batch:
-    """A batch of (prompt, response) pairs to imitate."""
+def supervised_batch(
+    examples: Sequence[tuple[Sequence[int], Sequence[int] | Ints]], images: Sequence[Images] = ()
+) -> Batch:
+    """A batch of (prompt, response) pairs to imitate, with the images of each prompt."""
     parts = [part for example in examples for part in example]
     sizes = np.array([len(part) for part in parts], np.int32)
     mask = np.repeat(np.tile(np.array([0, 1], np.float32), len(examples)), sizes)
     tokens = np.concatenate([np.asarray(part, np.int32) for part in parts])
-    return Batch(sizes[0::2] + sizes[1::2], tokens, {"loss_mask": mask})
+    shown = tuple(images) if any(images) else None
+    return Batch(sizes[0::2] + sizes[1::2], tokens, {"loss_mask": mask}, images=shown)

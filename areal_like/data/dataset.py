@@ -10,8 +10,11 @@ from numbers import Real
 from typing import Any
 
 from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
-from areal_like.data.records import DatasetError, Record, read_records, value_at
+from areal_like.data.processor import images_of
+from areal_like.data.records import DatasetError, Record, folder_of, read_records, value_at
+from areal_like.data.row_images import read_images, with_images
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.images import ImageError, Images
 from areal_like.types import AnswerCheck, Prompt
 
 type Note = Callable[[str, str], None]  # takes a field of the dataset's config, and what is to be known about it
@@ -36,12 +39,14 @@ def load_prompts(
     prompts = []
     for name, source in _sources(config):
         try:
-            records = _check_rows(config, source, check_answer, train_on_answers)
+            sees = None if tokenizer is None else tokenizer.vision is not None
+            records = _check_rows(config, source, check_answer, train_on_answers, sees)
             if tokenizer is None:
                 continue
             if check_answer is None:  # code of the user's reads the row
                 _note_mixed_columns(source, records, note)
-            made = [_prompt(source, name, tokenizer, row, it, train_on_answers) for row, it in enumerate(records)]
+            seen = _without_empty_images(source, records)
+            made = [_prompt(seen, name, tokenizer, row, it, train_on_answers) for row, it in enumerate(records)]
             prompts += _limit_length(config, source, made, note)
         except DatasetError as error:
             field = (
@@ -51,8 +56,11 @@ def load_prompts(
     return prompts
 
 
-def messages_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
-    """A row's conversation: its messages, or its text as the user's, after `system_prompt` where it has no other."""
+def messages_of(source: SourceConfig, record: Record, images: Images = ()) -> list[dict[str, Any]]:
+    """A row's conversation: its messages, or its text as the user's, after `system_prompt` where it has no other.
+
+    With `images`, they stand in their places, in OpenAI's form. Raises ImageError where the numbers differ.
+    """
     given = value_at(record, source.prompt_field)
     own = [{"role": "user", "content": given}] if isinstance(given, str) else given
     messages = [_message(message) for message in own]
@@ -60,7 +68,7 @@ def messages_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
         messages.insert(0, {"role": "system", "content": source.system_prompt})
     if source.prompt_suffix and isinstance(messages[-1]["content"], str):
         messages[-1] = {**messages[-1], "content": messages[-1]["content"] + source.prompt_suffix}
-    return messages
+    return with_images(messages, images) if images else messages
 
 
 def tools_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
@@ -80,6 +88,8 @@ def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
         known = repr((list(prompt.tokens), prompt.answer)).encode()
         earlier.update(known)
         now.update(known)
+        for image in prompt.images:
+            now.update(hashlib.sha256(image).digest())
         for name, value in sorted(prompt.row.items(), key=lambda column: str(column[0])):
             with suppress(TypeError, ValueError, RecursionError):  # an object, whose text may be another in every run
                 now.update(json.dumps([str(name), value], sort_keys=True).encode())
@@ -99,9 +109,16 @@ def _sources(config: DatasetConfig) -> Iterator[tuple[str, SourceConfig]]:
 
 
 def _check_rows(
-    config: DatasetConfig, source: SourceConfig, check_answer: AnswerCheck | None, answers_needed: bool
+    config: DatasetConfig,
+    source: SourceConfig,
+    check_answer: AnswerCheck | None,
+    answers_needed: bool,
+    sees: bool | None,
 ) -> Sequence[Record]:
-    """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError."""
+    """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError.
+
+    `sees` is whether the model takes images, None where it is not known.
+    """
     records = read_records(source)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
         records = records[: config.max_samples]
@@ -112,7 +129,7 @@ def _check_rows(
     for row, record in enumerate(records):
         columns = f"its fields are {', '.join(map(str, record))}"
         prompt = value_at(record, source.prompt_field)
-        if problem := _prompt_problem(prompt):
+        if problem := _prompt_problem(prompt, sees is not False):
             remedy = columns if prompt is None else "correct it, or leave that row out"
             raise _field_error(source, row, "prompt_field", problem, remedy)
         if check_answer is None and not answers_needed:
@@ -140,7 +157,7 @@ def _note_mixed_columns(source: SourceConfig, records: Sequence[Record], note: N
             return
 
 
-def _prompt_problem(prompt: Any) -> str | None:
+def _prompt_problem(prompt: Any, sees: bool) -> str | None:
     """Why a value is neither text nor a conversation that can be trained on."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "nothing"
@@ -158,8 +175,9 @@ def _prompt_problem(prompt: Any) -> str | None:
         if isinstance(content, Mapping) or not hasattr(content, "__iter__"):
             return f"a message whose content is neither text nor a list of parts ({str(content)[:60]})"
         kinds = {part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content}
-        if kinds - {"text"}:
-            return f"a message with {', '.join(map(str, kinds - {'text'}))}, where only text can be trained on,"
+        if other := kinds - ({"text", "image", "image_url"} if sees else {"text"}):
+            allowed = "text and images" if sees else "text"
+            return f"a message with {', '.join(map(str, other))}, where only {allowed} can be trained on,"
     return None
 
 
@@ -172,32 +190,72 @@ def _prompt(
     source: SourceConfig, name: str, tokenizer: Tokenizer, row: int, record: Record, train_on_answers: bool
 ) -> Prompt:
     answer = _answer(source, record) or ""
+    images = _images(source, tokenizer, row, record)
+    if images:
+        record = {**record, source.image_field or "": list(images)}
     try:
-        tokens = _encode(source, tokenizer, record)
+        tokens = _encode(source, tokenizer, record, images)
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except (TokenizerError, ValueError, TypeError) as error:  # the latter are of a row's tools
         remedy = "correct the row or the chat template"
         raise _row_error("RUN-DATASET-TOKENS", source, row, "path", f"cannot be tokenised: {error}", remedy) from error
+    messages = partial(messages_of, source, record, images)
+    images, vision = images_of(messages()), tokenizer.vision
+    if vision is not None and not images and tokenizer.backend.token_to_id(vision.token) in tokens:
+        problem, remedy = f"has the token {vision.token} and no image", "add the image, and write <image> in its place"
+        raise _row_error("RUN-DATASET-IMAGES", source, row, "image_field", problem, remedy)
     for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
             raise _row_error("RUN-DATASET-WORDS", source, row, "path", problem, f"{remedy}, such as `bytes`")
-    messages = partial(messages_of, source, record)
-    return Prompt(sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages)
+    return Prompt(
+        sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages, images=images
+    )
+
+
+def _without_empty_images(source: SourceConfig, records: Sequence[Record]) -> SourceConfig:
+    """Return the source without `image_field` where no row has a value there, so that `<image>` is a word."""
+    field = source.image_field
+    is_used = field is not None and any(value_at(record, field) not in (None, []) for record in records)
+    return source if is_used else source.model_copy(update={"image_field": None})
+
+
+def _images(source: SourceConfig, tokenizer: Tokenizer, row: int, record: Record) -> Images:
+    """Return the images of a row's column, which fit its text; raise DatasetError."""
+    if (field := source.image_field) is None:
+        return ()
+    try:
+        images = read_images(value_at(record, field), folder_of(source.path))
+        if tokenizer.vision is not None:
+            with_images(messages_of(source, record), images)
+            for image in images:
+                tokenizer.vision.sizes.tokens(image)
+    except ImageError as error:
+        problem, _, remedy = str(error).rpartition(". ")
+        problem, remedy = f"has unusable images in field {field!r}: {problem}", remedy[:1].lower() + remedy[1:]
+        raise _row_error("RUN-DATASET-IMAGES", source, row, "image_field", problem, remedy) from error
+    if images and tokenizer.vision is None:
+        problem = f"has images in field {field!r}, and the model takes text only"
+        remedy = "choose a model that sees images, or write image_field=null"
+        raise _row_error("RUN-DATASET-IMAGES-MODEL", source, row, "image_field", problem, remedy)
+    return images
 
 
 def hinted_tokens(config: DatasetConfig, tokenizer: Tokenizer, prompt: Prompt, field: str) -> list[int]:
     """Return a prompt's tokens with the text of a column as one more paragraph of its last user message."""
     source = next(source for name, source in _sources(config) if name == prompt.dataset)
-    return _encode(source, tokenizer, prompt.row, f"\n\n{value_at(prompt.row, field)}")
+    return _encode(source, tokenizer, prompt.row, prompt.images, f"\n\n{value_at(prompt.row, field)}")
 
 
-def _encode(source: SourceConfig, tokenizer: Tokenizer, record: Record, hint: str = "") -> list[int]:
+def _encode(
+    source: SourceConfig, tokenizer: Tokenizer, record: Record, images: Images = (), hint: str = ""
+) -> list[int]:
     """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
-    if isinstance(given, str) and source.system_prompt is None and not tools and not source.chat_template_kwargs:
+    plain = isinstance(given, str) and source.system_prompt is None and not images
+    if plain and not tools and not source.chat_template_kwargs:
         return tokenizer.encode_prompt(given + source.prompt_suffix + hint)
-    messages = messages_of(source, record)
+    messages = messages_of(source, record, images)
     if hint:
         messages = _with_hint(messages, hint)
     return tokenizer.encode_chat(messages, tools or None, **source.chat_template_kwargs)
@@ -221,7 +279,7 @@ def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Pro
     if not too_long:
         return prompts
     share = f"{len(too_long)} of {len(prompts)} rows are too long"
-    if config.overlong_prompts == "truncate":
+    if config.overlong_prompts == "truncate" and not any(prompt.images for prompt in too_long):
         note("overlong_prompts", f"{source.path}: {share} and are cut to their last {most} tokens (max_prompt_length)")
         return [replace(prompt, tokens=prompt.tokens[-most:]) for prompt in prompts]
     if config.overlong_prompts == "drop" and len(too_long) < len(prompts):

@@ -47,15 +47,20 @@ class PromptValues:
 
 
 def prompt_keys(prompts: Sequence[Prompt], field: str | None = None) -> Ints:
-    """Return a number for each prompt, `[prompts]`: equal for equal tokens, or for equal values of the column `field`.
+    """Return a number for each prompt, `[prompts]`: equal for equal tokens and images, or for equal values of `field`.
 
     Prompts of different sets of a mixture have different numbers.
     """
     numbers: dict[tuple[str, bytes | str], int] = {}
     keys = np.empty(len(prompts), np.int32)
     for row, prompt in enumerate(prompts):
-        own = (
-            sha256(np.asarray(prompt.tokens, np.int32)).digest() if field is None else str(value_at(prompt.row, field))
-        )
+        own = _digest(prompt) if field is None else str(value_at(prompt.row, field))
         keys[row] = numbers.setdefault((prompt.dataset, own), len(numbers))
     return keys
+
+
+def _digest(prompt: Prompt) -> bytes:
+    whole = sha256(np.asarray(prompt.tokens, np.int32))
+    for image in prompt.images:
+        whole.update(sha256(image).digest())
+    return whole.digest()

@@ -45,6 +45,11 @@ def read_records(config: SourceConfig) -> Sequence[Record]:
     return records
 
 
+def folder_of(path: str) -> Path:
+    """Return the folder that paths in a dataset's rows are relative to: that of a file, else the current one."""
+    return Path(path).absolute().parent if os.path.isfile(path) else Path.cwd()
+
+
 def value_at(record: Record, field: str) -> Any:
     """The value of a column, or of what is nested in it, as `reward_model.ground_truth`; None if there is none."""
     if field in record:

@@ -16,7 +16,16 @@ from typing import Any, Literal
 import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError
 
+from areal_like.data.processor import (
+    PROCESSOR_FILES,
+    ProcessorError,
+    VisionProcessor,
+    for_template,
+    images_of,
+    load_processor,
+)
 from areal_like.demo.tokenizers import EOS, make_tokenizer
+from areal_like.images import ImageError, Images
 
 # A template is a program: it fails by its own hand, or as any expression of Python does.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -28,8 +37,9 @@ PLAIN_TEMPLATE = (
     "{{ bos_token }}{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: "
     "{% if message.content is string %}{{ message.content }}"
-    "{% else %}{% for part in message.content or [] %}{% if part.type != 'text' %}"
-    "{{ raise_exception('it takes text only, not ' ~ part.type) }}{% endif %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% else %}{% for part in message.content or [] %}{% if part.type == 'image' and image_mark %}{{ image_mark }}"
+    "{% elif part.type != 'text' %}{{ raise_exception('it takes text only, not ' ~ part.type) }}"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "{% for call in message.tool_calls or [] %}<tool_call>\n"
     '{"name": {{ call.function.name | tojson }}, "arguments": {% if call.function.arguments is string %}'
     "{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}\n</tool_call>{% endfor %}"
@@ -46,7 +56,7 @@ class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
     `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` is where the tokenizer's
-    files lie, None if it was made here.
+    files lie, None if it was made here. `vision` is the model's image processor; None for a model of text alone.
     """
 
     def __init__(
@@ -56,9 +66,11 @@ class Tokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        vision: VisionProcessor | None = None,
     ) -> None:
         self.backend = backend
         self.directory = directory
+        self.vision = vision
         self.eos_token_ids = tuple(eos_token_ids)
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
@@ -85,8 +97,7 @@ class Tokenizer:
         backend.no_truncation()  # a file keeps how its texts were cut and padded in training
         backend.no_padding()
         settings = _read_json(directory / "tokenizer_config.json")
-        named = (key for key in settings if key.endswith("_token") and not key.startswith("add_"))
-        special = {key: text for key in named if (text := _text(settings[key]))}
+        special = _special_tokens(settings)
         template = settings.get("chat_template")
         if (jinja := directory / "chat_template.jinja").is_file():
             template = _read_text(jinja)
@@ -95,7 +106,11 @@ class Tokenizer:
         eos = _eos_token_ids(directory, backend, special)
         if not eos:
             raise TokenizerError(f"{path} does not define an end token; set eos_token in tokenizer_config.json")
-        return cls(backend, eos, template, special, directory.absolute())
+        try:
+            vision = load_processor(directory, special)
+        except ProcessorError as error:
+            raise TokenizerError(str(error)) from error
+        return cls(backend, eos, template, special, directory.absolute(), vision)
 
     @property
     def has_chat_template(self) -> bool:
@@ -115,8 +130,27 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[int]:
-        """Token ids of a conversation, the start of the assistant's next turn included; as `render_chat`."""
-        return self.encode_text(self.render_chat(messages, tools, **arguments))
+        """Token ids of a conversation, the start of the assistant's next turn included; as `render_chat`.
+
+        Images of the messages (`processor.images_of`) have the tokens that their parts take.
+        """
+        return self.encode_rendered(self.render_chat(messages, tools, **arguments), messages)
+
+    def encode_rendered(self, text: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of what the chat template makes of messages, with their images; raises TokenizerError."""
+        try:
+            return self.encode_text(self._expand(text, images_of(messages)))
+        except ImageError as error:
+            raise TokenizerError(str(error)) from error
+
+    def _expand(self, text: str, images: Images) -> str:
+        if not images:
+            return text
+        if self.vision is None:
+            raise TokenizerError(
+                "the model takes text only, and the messages have images. Use a model that sees images"
+            )
+        return self.vision.expand(text, images)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
@@ -129,9 +163,10 @@ class Tokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template = PLAIN_TEMPLATE if self._template is None else self._template
-        variables = {"add_generation_prompt": True, **self._special_tokens, **arguments}
+        mark = self.vision.mark if self.vision else None
+        variables = {"add_generation_prompt": True, "image_mark": mark, **self._special_tokens, **arguments}
         try:
-            (text,), _ = render_jinja_template([messages], tools, chat_template=template, **variables)
+            (text,), _ = render_jinja_template([for_template(messages)], tools, chat_template=template, **variables)
         except TemplateSyntaxError as error:
             raise TokenizerError(f"the chat template is not Jinja: {error}") from error
         except _TEMPLATE_FAILURES as error:
@@ -173,7 +208,11 @@ def _download(name: str) -> Path:
 
     configs = ["tokenizer_config.json", "config.json", "generation_config.json"]
     try:
-        return Path(snapshot_download(name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs]))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs, *PROCESSOR_FILES]
+            )
+        )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         problem = f"{name} is neither a directory nor a model on the hub or in its cache"
@@ -194,6 +233,14 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
             return tuple(ids) if isinstance(ids, list) else (ids,)
     token = backend.token_to_id(special.get("eos_token", ""))
     return () if token is None else (token,)
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of each token that the settings name, such as `eos_token`; models of images name more."""
+    extra = settings.get("extra_special_tokens")
+    named = {**(extra if isinstance(extra, Mapping) else {}), **settings}
+    names = (key for key in named if key.endswith("_token") and not key.startswith("add_"))
+    return {key: text for key in names if (text := _text(named[key]))}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

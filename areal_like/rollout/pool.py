@@ -12,6 +12,7 @@ import numpy as np
 
 from areal_like.errors import Fault
 from areal_like.events import span, turn
+from areal_like.images import Images
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
 from areal_like.rollout.response import Response
@@ -154,8 +155,11 @@ class ServerPool:
         sampling: Sampling,
         seeds: Sequence[int] | None = None,
         priority: int = 0,
+        images: Images = (),
     ) -> list[Response]:
         """Generate one response to each prompt; they belong together, but each is a sample of its own.
+
+        All of them have the same `images`.
 
         Equal prompts are prefilled once: the others follow when the first has begun. With `seeds`, one for each, which
         count on deterministic servers, they never do, so that a sample does not depend on what the cache holds. Raises
@@ -166,7 +170,8 @@ class ServerPool:
 
         async def one(place: int) -> Response:
             awaited = self._prefill_once and not seeds and len(prompts[place]) >= LONG_PROMPT
-            sample = Sample(np.asarray(prompts[place], np.int32), sampling, seeds[place] if seeds else None, awaited)
+            seed = seeds[place] if seeds else None
+            sample = Sample(np.asarray(prompts[place], np.int32), sampling, seed, awaited, images=images)
             leader, affinity = first.setdefault(sample.prompt.tobytes(), (sample, PrefixAffinity()))
             if leader is not sample and awaited:
                 await leader.begun.wait()
@@ -203,6 +208,7 @@ class ServerPool:
         session: Hashable | None = None,
         routes_from: int = 0,
         on_tokens: OnTokens | None = None,
+        images: Images = (),
     ) -> Response:
         """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
@@ -216,7 +222,9 @@ class ServerPool:
             self._sessions[session] = affinity  # the last is the latest
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
-        sample = Sample(np.array(tokens, np.int32), sampling, seed, routes_from=routes_from, on_tokens=on_tokens)
+        sample = Sample(
+            np.array(tokens, np.int32), sampling, seed, routes_from=routes_from, on_tokens=on_tokens, images=images
+        )
         return await self._finish(sample, priority, affinity)
 
     async def _finish(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> Response:

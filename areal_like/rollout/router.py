@@ -267,7 +267,8 @@ class Router:
         rids = [f"{self._own}-{next(self._numbers)}-{name}" for _ in entries]
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
         masks = [sample.sampling.is_cut for sample, _ in entries]
-        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks)
+        images = [sample.images for sample, _ in entries]
+        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images)
         async with aclosing(self._read_answer(state.server, request)) as answer:
             await anext(answer)  # from now on what nobody waits for can be aborted
             for rid, (_, ended) in zip(rids, entries, strict=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.images import Images
 from areal_like.per_token import KeptIds, Routes, RouteShape, join_kept
 from areal_like.rollout.response import Response
 from areal_like.rollout.sglang.answers import Piece
@@ -57,7 +58,8 @@ class Sample:
 
     `begun` is set with its first token if that is `awaited`, else with what the server says first, and when it ends.
     Routes are wanted of tokens from `routes_from` on; a server that fails takes those of its tokens along, and the next
-    one computes them anew. With `on_tokens` the server sends each token at once, and that is called with it.
+    one computes them anew. With `on_tokens` the server sends each token at once, and that is called with it. `images`
+    are those of the prompt, which every server is sent that goes on with the sample.
     """
 
     prompt: Ints
@@ -66,6 +68,7 @@ class Sample:
     awaited: bool = False
     routes_from: int = 0
     on_tokens: OnTokens | None = None
+    images: Images = ()
     length: int = 0
     finish_reason: FinishReason | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)

@@ -236,8 +236,11 @@ class DriftAlarm:
         """Return one server's scores of the probe anew and with its prefix cache; None if it fails."""
 
         async def score(number: int, cache: str | None) -> tuple[Floats, Routes | None]:
-            tokens, start = chosen[number].tokens, int(np.argmax(chosen[number].generated)) - 1
-            return await server.token_scores(tokens, deadline.left, start=start, cache=cache, shape=self._routes)
+            item = chosen[number]
+            start, left_s = int(np.argmax(item.generated)) - 1, deadline.left
+            return await server.token_scores(
+                item.tokens, left_s, start=start, cache=cache, shape=self._routes, images=item.images
+            )
 
         async def scores(cache: Callable[[int], str | None]) -> Score:
             first = await score(0, cache(0))  # the others find its prompt in the cache

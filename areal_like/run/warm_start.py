@@ -1,6 +1,6 @@
 """Supervised training on reference answers before reinforcement learning, through the same trainer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -23,11 +23,11 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     config, temperature = job.config.warm_start, job.config.gconfig.temperature
     if config is None:
         return
-    training = _examples(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed), job.tokenizer)
-    test = supervised_batch(list(_examples(job.valid_prompts, job.tokenizer)))
+    training = iter(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed))
+    test = _examples(job.valid_prompts, job.tokenizer)
     with view.doing("warm start", config.steps) as advance:
         for step in range(1, config.steps + 1):
-            batch = supervised_batch(list(islice(training, config.batch_size)))
+            batch = _examples(list(islice(training, config.batch_size)), job.tokenizer)
             await trainer.train(batch, LossSpec(sft), 1.0, learning_rate=config.lr)
             advance()
             if step % config.check_every == 0 or step == config.steps:
@@ -44,7 +44,7 @@ async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) ->
     return float(np.exp(np.bincount(sequence, logprobs)).mean())
 
 
-def _examples(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Prompts with their reference answers, end token included."""
-    for prompt in prompts:
-        yield prompt.tokens, tokenizer.encode_response(prompt.answer)
+def _examples(prompts: Sequence[Prompt], tokenizer: Tokenizer) -> Batch:
+    """Return prompts with their reference answers, end token included."""
+    pairs = [(prompt.tokens, tokenizer.encode_response(prompt.answer)) for prompt in prompts]
+    return supervised_batch(pairs, [prompt.images for prompt in prompts])

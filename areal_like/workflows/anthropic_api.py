@@ -7,10 +7,13 @@ import orjson
 from pydantic import BaseModel, Field
 
 from areal_like.types import FinishReason
+from areal_like.workflows.image_parts import ImageBlock, content_of
 from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, Text, Texts, check_fields
 from areal_like.workflows.replies import MODEL, error_content
 from areal_like.workflows.session import Refused, Session
 from areal_like.workflows.turn import Turn
+
+type _Shown = Annotated[Text | ImageBlock, Field(discriminator="type")]
 
 
 class _ToolUse(BaseModel):
@@ -23,10 +26,10 @@ class _ToolUse(BaseModel):
 class _ToolResult(BaseModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: Annotated[list[_Shown], BLOCKS] | None = None
 
 
-type _Block = Annotated[Text | _ToolUse | _ToolResult, Field(discriminator="type")]
+type _Block = Annotated[Text | ImageBlock | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
 class _Message(BaseModel):
@@ -65,9 +68,9 @@ class _Asked(BaseModel, extra="forbid"):
 _SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 
 
-def as_chat_completion(fields: Mapping[str, Any]) -> dict[str, Any]:
+def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
-    asked = check_fields(_Asked, fields)
+    asked = check_fields(_Asked, fields, session)
     if asked.thinking and asked.thinking.type != "disabled":
         raise Refused("thinking: the chat template decides whether a model thinks; leave it out", "thinking")
     chat = {name: fields[name] for name in _SAME if name in fields}
@@ -186,11 +189,11 @@ def _messages(message: _Message) -> Iterator[dict[str, Any]]:
     blocks = message.content
     calls = [block for block in blocks if isinstance(block, _ToolUse)]
     results = [block for block in blocks if isinstance(block, _ToolResult)]
-    texts = [block for block in blocks if isinstance(block, Text)]
+    shown = [block for block in blocks if isinstance(block, Text | ImageBlock)]
     for result in results:
-        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _join(result.content or [])}
-    if calls or texts or not results:
-        said: dict[str, Any] = {"role": message.role, "content": _join(texts)}
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": content_of(result.content or [])}
+    if calls or shown or not results:
+        said: dict[str, Any] = {"role": message.role, "content": content_of(shown)}
         if calls:
             said["tool_calls"] = [_call(call) for call in calls]
         yield said

@@ -13,7 +13,7 @@ from areal_like.config.schema import BranchConfig
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.turns import Turns
-from areal_like.types import FinishReason, Ints, Node, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import as_response, join_parts, not_trained
 from areal_like.workflows.prefills import Prefills
 from areal_like.workflows.single_turn import TRAJECTORIES, SingleTurn
@@ -52,7 +52,7 @@ class Branching:
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
-        group = _Group(self, np.array(prompt.tokens, np.int32), group_id)
+        group = _Group(self, prompt, group_id)
         try:
             leaves = await group.generate()
             responses = [np.concatenate([part.response.tokens for part in leaf.path]) for leaf in leaves]
@@ -70,8 +70,9 @@ class Branching:
 class _Group:
     """A group while it is generated; `made` are its responses so far."""
 
-    def __init__(self, workflow: Branching, prompt: Ints, group_id: int) -> None:
-        self._workflow, self._prompt, self._id = workflow, prompt, group_id
+    def __init__(self, workflow: Branching, prompt: Prompt, group_id: int) -> None:
+        self._workflow, self._prompt, self._id = workflow, np.array(prompt.tokens, np.int32), group_id
+        self._images = prompt.images
         self.made: list[Response] = []
 
     async def generate(self) -> list[Part]:
@@ -79,7 +80,7 @@ class _Group:
         workflow = self._workflow
         roots = workflow.n_samples // workflow.branch.per_root
         if workflow.prefill_once and workflow.seed is None and roots > 1:
-            await Prefills(workflow.pool, self._id).cache(self._prompt.tolist(), workflow.sampling)
+            await Prefills(workflow.pool, self._id).cache(self._prompt.tolist(), workflow.sampling, self._images)
         return await self._generate_all(None, (), roots)
 
     async def _generate_all(self, parent: Part | None, place: tuple[int, ...], n: int) -> list[Part]:
@@ -99,6 +100,7 @@ class _Group:
             priority=self._id,
             session=self._id,
             routes_from=len(tokens) - 1 if parent and parent.response.routes is not None else 0,
+            images=self._images,
         )
         self.made.append(response)
         part = Part(parent, response)

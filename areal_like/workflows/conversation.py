@@ -74,7 +74,7 @@ def as_sent(message: Message) -> Message:
 
 
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
-    """Return the tokens of a conversation that starts here; raises TokenizerError."""
+    """Return the tokens of a conversation that starts here, those of its images too; raises TokenizerError."""
     return tokenizer.encode_chat(messages, _tools(context), **context.arguments)
 
 
@@ -90,7 +90,7 @@ def following(
     text = tokenizer.render_chat(marked, _tools(context), **context.arguments)
     if text.count(_MARK) != 1:
         raise TokenizerError("the chat template changes the text of an assistant's message")
-    new = tokenizer.encode_text(text.partition(_MARK)[2])
+    new = tokenizer.encode_rendered(text.partition(_MARK)[2], messages[answered + 1 :])
     if earlier[-1] in tokenizer.eos_token_ids:
         new = _without_first_end(tokenizer, new)
     return new, _continuity(tokenizer, [*earlier, *new], messages, context)

@@ -271,10 +271,15 @@ class _Group:
         scene, workflow, home, requests = self._scene, self._workflow, self._home, itertools.count()
 
         async def generate(
-            tokens: Sequence[int], sampling: Sampling, seed: int | None, routes_from: int, on_tokens: OnTokens | None
+            tokens: Sequence[int],
+            sampling: Sampling,
+            seed: int | None,
+            routes_from: int,
+            on_tokens: OnTokens | None,
+            images: tuple[bytes, ...],
         ) -> Response:
             if self._prefills and not session.turns:
-                await self._prefills.cache(tokens, sampling)
+                await self._prefills.cache(tokens, sampling, images)
             response = await scene.pool.sample(
                 tokens,
                 sampling,
@@ -283,14 +288,15 @@ class _Group:
                 session=self._id,
                 routes_from=routes_from,
                 on_tokens=on_tokens,
+                images=images,
             )
             self._made.append(Generated(number, np.asarray(tokens, np.int32), response))
             return response
 
         session = Session(
             scene.tokenizer,
-            lambda tokens, sampling, *, routes_from, on_tokens: in_loop(
-                home, generate(tokens, sampling, self._seed(number, next(requests)), routes_from, on_tokens)
+            lambda tokens, sampling, *, routes_from, on_tokens, images: in_loop(
+                home, generate(tokens, sampling, self._seed(number, next(requests)), routes_from, on_tokens, images)
             ),
             workflow.sampling,
             scene.limits,
@@ -327,7 +333,10 @@ class _Answers:
 
     async def _sample(self, question: bytes) -> bytes:
         tokens, most = plain(question)
-        return pickle.dumps(replace(await self._open().generate(tokens, most), routes=None, kept=None))
+        prompt = self._group._prompt
+        shown = prompt.images if list(tokens[: len(prompt.tokens)]) == list(prompt.tokens) else ()
+        response = await self._open().generate(tokens, most, images=shown)
+        return pickle.dumps(replace(response, routes=None, kept=None))
 
     async def _score(self, question: bytes) -> bytes:
         group = self._group

@@ -143,7 +143,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _read_messages(fields: Mapping[str, Any], session: Session) -> Request:
-    return read_request(as_chat_completion(fields), session)
+    return read_request(as_chat_completion(fields, session), session)
 
 
 def _read_response(fields: Mapping[str, Any], session: Session) -> Request:

@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from areal_like.config.schema import MOST_KEPT
 from areal_like.config.schema.section import LEAST_TEMPERATURE
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
+from areal_like.workflows.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
 from areal_like.workflows.session import Refused, Request, Session
 
 _ONE_MESSAGE = "a request generates one message; send several requests"
@@ -115,10 +116,19 @@ class _Call(BaseModel):
     function: _Called
 
 
+type _Part = Annotated[Text | ImageUrl, Field(discriminator="type")]
+
+
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Texts | None = None
+    content: Annotated[list[_Part], BLOCKS] | None = None
     tool_calls: list[_Call] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "_Message":
+        if self.role not in ("user", "tool") and has_image(self.content):
+            raise ValueError(f"has an image from the {self.role}: only users and tools can show images")
+        return self
 
 
 class _Defined(BaseModel):
@@ -191,10 +201,14 @@ def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], sessio
     if kind == "extra_forbidden":
         raise Refused(f"{where} is not supported: leave it out", where, "unsupported_parameter")
     if kind == "union_tag_invalid":
-        raise Refused(f"{where} is {context['tag']}: the run generates from text alone", where)
+        allowed = TEXT_AND_IMAGES if session is not None and session.tokenizer.vision else TEXT_ALONE
+        raise Refused(f"{where} is {context['tag']}: {allowed}", where)
     if kind == "literal_error" and context["expected"] == "'text'":
         where = where.removesuffix(".type")
-        raise Refused(f"{where} is {problem['input']}: the run generates from text alone", where)
+        raise Refused(f"{where} is {problem['input']}: {TEXT_ALONE}", where)
+    if kind == "value_error" and str(context["error"]) == TEXT_ALONE:  # of an image, whose type is the last part
+        where, _, tag = where.rpartition(".")
+        raise Refused(f"{where} is {tag}: {TEXT_ALONE}", where)
     if kind == "value_error":
         raise Refused(f"{where}: {context['error']}", where)
     words = "Input should be an object" if kind in ("model_type", "dict_type") else problem["msg"]
@@ -209,7 +223,7 @@ def _message(given: Mapping[str, Any], asked: _Message) -> Message:
     """Return a message for chat templates, the arguments of its tool calls as objects."""
     kept = {name: value for name, value in given.items() if value is not None}
     kept["role"] = "system" if asked.role == "developer" else asked.role
-    kept["content"] = "".join(block.text for block in asked.content or ())
+    kept["content"] = content_of(asked.content or [])
     if asked.tool_calls is not None:
         functions = [
             {"name": call.function.name, "arguments": parsed_arguments(call.function.arguments)}

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from areal_like.images import Images
 from areal_like.rollout.pool import LONG_PROMPT, Sampling, ServerPool
 
 
@@ -16,20 +17,22 @@ class Prefills:
         self._pool, self._group_id = pool, group_id
         self._begun: dict[bytes, asyncio.Task[None]] = {}
 
-    async def cache(self, tokens: Sequence[int], sampling: Sampling) -> None:
+    async def cache(self, tokens: Sequence[int], sampling: Sampling, images: Images = ()) -> None:
         """Return when these tokens are cached; they are sent once, for one token that nobody needs.
 
         At once where they are so few that to wait would cost more (LONG_PROMPT).
         """
         if len(tokens) < LONG_PROMPT:
             return
-        key = np.array(tokens, np.int32).tobytes()
+        key = b"".join([np.array(tokens, np.int32).tobytes(), *images])
         if key not in self._begun:
             self._begun[key] = asyncio.create_task(
-                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None))
+                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None), images)
             )
         await asyncio.shield(self._begun[key])
 
-    async def _prefill(self, tokens: Sequence[int], shortest: Sampling) -> None:
-        response = await self._pool.sample(tokens, shortest, priority=self._group_id, session=self._group_id)
+    async def _prefill(self, tokens: Sequence[int], shortest: Sampling, images: Images) -> None:
+        response = await self._pool.sample(
+            tokens, shortest, priority=self._group_id, session=self._group_id, images=images
+        )
         self._pool.cancel([response])

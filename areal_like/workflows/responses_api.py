@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from areal_like.types import FinishReason
 from areal_like.workflows.conversation import as_sent
+from areal_like.workflows.image_parts import InputImage, content_of
 from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
 from areal_like.workflows.replies import MODEL
 from areal_like.workflows.session import Refused, Session
@@ -28,13 +29,14 @@ def _as_texts(given: Any) -> Any:
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
 
-type _Texts = Annotated[list[_Text], BeforeValidator(_as_texts)]
+type _Part = Annotated[_Text | InputImage, Field(discriminator="type")]
+type _Parts = Annotated[list[_Part], BeforeValidator(_as_texts)]
 
 
 class _Message(BaseModel):
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    content: _Texts
+    content: _Parts
     id: str | None = None
 
 
@@ -49,7 +51,7 @@ class _Call(BaseModel):
 class _Output(BaseModel):
     type: Literal["function_call_output"]
     call_id: str
-    output: _Texts
+    output: _Parts
 
 
 type _Item = Annotated[_Message | _Call | _Output, Field(discriminator="type")]
@@ -113,7 +115,7 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
     """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
     if fields.get("reasoning"):
         raise Refused("reasoning: the chat template decides whether a model thinks; leave it out", "reasoning")
-    asked = check_fields(_Asked, {name: value for name, value in fields.items() if value is not None})
+    asked = check_fields(_Asked, {name: value for name, value in fields.items() if value is not None}, session)
     chat = {name: fields[name] for name in _SAME if name in fields}
     chat["messages"] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     if asked.previous_response_id is not None:
@@ -296,11 +298,11 @@ def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
             yield made
         made = None
         if isinstance(item, _Output):
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": _join(item.output)}
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output)}
         elif item.role == "assistant":
-            made, answer = {"role": "assistant", "content": _join(item.content)}, own
+            made, answer = {"role": "assistant", "content": content_of(item.content)}, own
         else:
-            yield {"role": item.role, "content": _join(item.content)}
+            yield {"role": item.role, "content": content_of(item.content)}
     if made is not None:
         yield made
 
@@ -313,7 +315,3 @@ def _number(item: _Item) -> str | None:
 
 def _as_call(call: _Call) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _join(texts: list[_Text]) -> str:
-    return "".join(part.text for part in texts)

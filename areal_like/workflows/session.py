@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from areal_like.config.schema import MOST_KEPT
+from areal_like.data.processor import images_of
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import RunError
+from areal_like.images import Images
 from areal_like.rollout.response import Response
 from areal_like.rollout.sample import OnTokens, Sampling
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
@@ -26,11 +28,11 @@ from areal_like.workflows.turn import Turn, join_turns
 class Sample(Protocol):
     """One response to a prompt's tokens, with the routes, if any are wanted, of tokens from `routes_from` on.
 
-    `on_tokens` receives the response's tokens as they arrive.
+    `images` are those of the prompt. `on_tokens` receives the response's tokens as they arrive.
     """
 
     def __call__(
-        self, tokens: Sequence[int], sampling: Sampling, *, routes_from: int, on_tokens: OnTokens | None
+        self, tokens: Sequence[int], sampling: Sampling, *, routes_from: int, on_tokens: OnTokens | None, images: Images
     ) -> Awaitable[Response]: ...
 
 
@@ -150,10 +152,12 @@ class Session:
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(place.new, np.int32)])
         routed = parent.tokens_routed if parent else 0
+        images = images_of(request.messages[len(parent.messages) :] if parent else request.messages)
+        shown = (parent.all_images if parent else ()) + images
         on_tokens = None
         if progress is not None:
             progress.prompt_tokens, on_tokens = len(tokens), progress.add
-        made = await self.generate(tokens, request.max_tokens, routed, self._sampling(request), on_tokens)
+        made = await self.generate(tokens, request.max_tokens, routed, self._sampling(request), on_tokens, shown)
         response = self._until(made, request.stop)
         try:
             answer = await self._answer(request, response, number)
@@ -162,7 +166,7 @@ class Session:
             raise
         messages = [*request.messages, answer]
         about = (messages, request.context, place.continuity, place.why, place.follows)
-        turn = Turn(parent, tokens[len(earlier) :], response, *about)
+        turn = Turn(parent, tokens[len(earlier) :], response, *about, images=images)
         self.turns.append(turn)
         return turn
 
@@ -194,11 +198,12 @@ class Session:
         routed: int = 0,
         sampling: Sampling | None = None,
         on_tokens: OnTokens | None = None,
+        images: Images = (),
     ) -> Response:
         """A response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
 
         The routes of the first `routed` tokens are known, if routes are wanted at all. `on_tokens` receives the tokens
-        as they arrive.
+        as they arrive. `images` are those of the prompt.
 
         Raises Refused for a prompt that leaves no room for one, and what the servers fail of, which `failure` keeps.
         """
@@ -209,7 +214,9 @@ class Session:
         most = min(room, self.sampling.max_new_tokens, max_tokens or room)
         try:
             wanted = replace(sampling or self.sampling, max_new_tokens=most)
-            response = await self.sample(tokens.tolist(), wanted, routes_from=routed, on_tokens=on_tokens)
+            response = await self.sample(
+                tokens.tolist(), wanted, routes_from=routed, on_tokens=on_tokens, images=images
+            )
         except RunError as failure:
             self.failure = failure
             raise

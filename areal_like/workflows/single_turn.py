@@ -29,7 +29,7 @@ class SingleTurn:
         """See Workflow."""
         seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
         tokens = np.array(prompt.tokens, np.int32)
-        responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id)
+        responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id, prompt.images)
         try:
             rewards = await self.score(prompt, [response.tokens for response in responses])
             start, trajectories = as_response(tokens), list[Trajectory]()

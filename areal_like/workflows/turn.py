@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from areal_like.images import Images
 from areal_like.rollout.response import Response
 from areal_like.types import Floats, Ints, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Context, Continuity, Message
@@ -15,7 +16,8 @@ from areal_like.workflows.joining import Part, join_parts, not_trained
 
 @dataclass(eq=False)
 class Turn:
-    """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens.
+    """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens, `images` the
+    images of those.
 
     `messages` is the conversation with the answer; `why` says more about `continuity`. `follows` is the turn that a
     conversation with other tokens goes on from, such as that of the summary it begins with. `delivered` is False where
@@ -31,6 +33,12 @@ class Turn:
     why: str = ""
     follows: Turn | None = None
     delivered: bool | None = None
+    images: Images = ()
+
+    @property
+    def all_images(self) -> Images:
+        """The images of `tokens`."""
+        return tuple(image for turn in self.path for image in turn.images)
 
     @property
     def is_orphan(self) -> bool:
@@ -81,7 +89,7 @@ def join_turns(
             parts += [turn.new, not_trained(turn.response) if turn in known else turn.response]
         for turn in path:
             known.setdefault(turn, len(known))
-        item = join_parts(prompt, group_id, parts, reward)
+        item = join_parts(replace(prompt, images=leaf.all_images), group_id, parts, reward)
         if worth:
             item = replace(item, turn_rewards=_turn_rewards(path, worth))
         result.append(replace(item, nodes=_nodes(path, known)) if has_nodes else item)

@@ -19,6 +19,7 @@ from allocation.model_spec import ModelSpec, from_config
 from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.lora import ATTENTION, check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
+from areal_like.trainer.fsdp.support import WITH_IMAGES
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -61,7 +62,7 @@ TAIL = """
 A family that is not in the table is rejected on Megatron. FSDP accepts it if transformers has a causal language model of it and SGLang has code
 for its architecture: its parameters are counted from transformers' model, and the ranks try at the start whether it can be packed
 ([details](bridges.md#without-a-bridge-fsdp)). Tested this way: COUNTED.
-Models with images are rejected by all trainers.
+Of models with images, FSDP trains SEEING ([vision-language models](vision.md#models)); all others are rejected.
 """
 COLUMNS = (*TRAINERS, "SGLang on CPU", "SGLang on GPUs", "Megatron layouts", "FSDP layouts", "LoRA")
 
@@ -87,8 +88,14 @@ def page() -> str:
     reasons = Reasons()
     lines = ["| Family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     counted = ", ".join(f"`{family}`" for family in sorted(MODELS["COUNTED"]))
+    seeing = " and ".join(f"`{family}`" for family in sorted(WITH_IMAGES))
     lines += [f"| `{family}` | " + " | ".join(_cells(family, reasons)) + " |" for family in sorted(FAMILIES)]
-    return HEAD + "\n".join(lines) + f"\n\n## Reasons\n\n{reasons}" + TAIL.replace("COUNTED", counted)
+    return (
+        HEAD
+        + "\n".join(lines)
+        + f"\n\n## Reasons\n\n{reasons}"
+        + TAIL.replace("COUNTED", counted).replace("SEEING", seeing)
+    )
 
 
 def _cells(family: str, reasons: Reasons) -> Iterator[str]:

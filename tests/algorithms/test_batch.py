@@ -180,3 +180,9 @@ def test_a_teachers_likeliest_tokens_are_left_to_the_loss():
     assert batch.fields["advantages"].tolist() == [0, 0]
     assert batch.fields[TEACHER_IDS].tolist() == [[0, 0], [3, 2**24 - 1]]
     assert batch.fields[TEACHER_TOP].tolist() == [[0, 0], [-0.5, -1]]
+
+
+def test_supervised_batches_have_the_images_of_their_prompts():
+    pairs = [([5, 6], [7]), ([8], [9, 10])]
+    assert supervised_batch(pairs, [(), (b"a",)]).images == ((), (b"a",))
+    assert supervised_batch(pairs, [(), ()]).images is None

@@ -86,7 +86,7 @@ def test_a_model_without_a_template_has_plain_conversations():
         "tool: 1",
         "assistant: ",
     ]
-    with pytest.raises(TokenizerError, match="text only, not image_url"):
+    with pytest.raises(TokenizerError, match="text only, not image"):
         tokenizer.encode_chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 

@@ -66,6 +66,13 @@ class SourceConfig(Section):
             "Field with the reference answer, such as `reward_model.ground_truth`; required if the reward has a `type`."
         ),
     )
+    image_field: str | None = Field(
+        "images",
+        description=(
+            "Field with a row's images, for models that see them: paths (relative to the file), encoded bytes, PIL "
+            "images, or objects with `bytes` or `path`. `<image>` in the text is the place of one. null: none."
+        ),
+    )
     system_prompt: str | None = Field(
         None, description="System message for prompts without one; null: none. A text prompt becomes a conversation."
     )

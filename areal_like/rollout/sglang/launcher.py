@@ -36,6 +36,7 @@ from areal_like.rollout.sglang import (
     cpu_stand_ins,
     downloads,
     giving_up,
+    images,
     scoring,
 )
 from areal_like.rollout.sglang.config_names import restore_config_names
@@ -128,6 +129,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     downloads.add_route(app)
     server = prepare_server_args(arguments if cuda else cpu_stand_ins.name_attention(arguments))
     architectures = server.get_model_config().hf_config.architectures
+    images.keep_sent_tokens(server.get_model_config().hf_config.model_type)
     leave_out_other_models(architectures)
     if server.nnodes == 1 and (server.dp_size == 1 or server.enable_dp_attention):
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 
+from areal_like.images import Images
 from areal_like.per_token import Routes, RouteShape
 from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
@@ -257,9 +258,15 @@ class Server:
         start: int = 0,
         cache: str | None = None,
         shape: RouteShape | None = None,
+        images: Images = (),
     ) -> tuple[Floats, Routes | None]:
-        """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with."""
-        more = {} if shape is None else {"return_routed_experts": True}
+        """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with.
+
+        `images` are those of the tokens up to `start`.
+        """
+        more: Body = {} if shape is None else {"return_routed_experts": True}
+        if images:
+            more["image_data"] = _as_base64(images)
         info = await self._score(tokens, timeout_s, start, more, cache)
         with self.connection.reading(GENERATE):
             logprobs = _logprobs_of(info, tokens, start)
@@ -304,18 +311,25 @@ def generation_request(
     params: Sequence[Mapping[str, Any]],
     routes_from: int | None = None,
     masks: Sequence[bool] = (),
+    images: Sequence[Images] = (),
 ) -> bytes:
     """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
 
     With `routes_from` the answers have the experts of every token from that one on; where `masks` is true they have the
-    ids that each token was sampled from.
+    ids that each token was sampled from. `images` are those of each input.
     """
     body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
     if routes_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
     if any(masks):
         body["return_sampling_mask"] = masks
+    if any(images):
+        body["image_data"] = [_as_base64(own) for own in images]
     return encode(body)
+
+
+def _as_base64(images: Images) -> list[str]:
+    return [base64.b64encode(image).decode() for image in images]
 
 
 def broadcast_request(group: str, buckets: Sequence[Layout], version: int) -> Body:

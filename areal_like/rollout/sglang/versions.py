@@ -3,7 +3,8 @@
 SGLang can pause between two passes (`/pause_generation`), take new weights and go on with the same requests. Added:
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights, nor,
-  where a restarted trainer sends a version once more, of the weights that had its number before;
+  where a restarted trainer sends a version once more, of the weights that had its number before; embeddings of images
+  are forgotten;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
@@ -18,6 +19,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from areal_like.rollout.sglang.images import add_positions, forget_images
 from areal_like.rollout.sglang.labels import LABELS
 from areal_like.rollout.sglang.routes import record_compactly
 
@@ -68,11 +70,13 @@ def labelling_scheduler() -> type:
             if self.version.isdigit() and version.isdigit() and int(version) < int(self.version):
                 self.rewinds += 1
             self.version = version
+            forget_images()
             for request in self.waiting_queue:
                 self._keep_apart(request)
 
         def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
             self._keep_apart(request)
+            add_positions(request)
             super()._add_request_to_queue(request, *arguments, **options)
 
         def _keep_apart(self, request: Any) -> None:
