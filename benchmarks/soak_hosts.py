@@ -9,6 +9,8 @@ controller on host 1, a trainer of two ranks on two hosts, and a server on each 
 - a host is cut off for a while, which heals before or after `cluster.host_timeout_s`,
 - all processes of a host receive SIGKILL, and Ray starts there again some seconds later.
 
+Ray ends on a host that was cut off for longer than Ray waits. The script starts it there again, as a supervisor does.
+
 The seconds of a loss last until the run has trained a step after it. Effective training time is the seconds of steps
 in the metrics, divided by all seconds since the first step. After each loss the journal must contain no group twice and
 every step once, and so must the metrics. Writes
@@ -35,7 +37,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/hosts")]
 
 from namespaces import Host, reason_to_skip  # noqa: E402
 from running import ENDLESS, Run  # noqa: E402
-from test_lost_hosts import check_exactly_once, interrupt, run_on, written_by  # noqa: E402
+from test_lost_hosts import check_exactly_once, has_ray, interrupt, run_on, written_by  # noqa: E402
 
 from areal_like.checkpoint.store import DIRECTORY  # noqa: E402
 from areal_like.metrics.lines import read_rows  # noqa: E402
@@ -53,10 +55,11 @@ TRAINING_S = 10.0  # between two losses at most, once all servers have the weigh
 LONGEST_S = 900.0  # until it trains again: hung
 BRIEF_S, LONG_S = (2.0, 6.0), (14.0, 25.0)  # of a cut
 BACK_S = 5.0  # until Ray starts on a dead host
+LOOK_S = 2.0  # between two looks at the hosts for one without Ray
 
 
-def lose(what: str, rng: random.Random, run: Run, hosts: list[Host], start: Callable[[Host], None]) -> str:
-    """Cause one loss; return the part that was lost once its host is back."""
+def lose(what: str, rng: random.Random, run: Run, hosts: list[Host]) -> str:
+    """Cause one loss; return the part that was lost once its host is back, or before Ray is on it again."""
     role = {"trainer rank": "actor", "server": "rollout"}.get(what) or rng.choice(("actor", "rollout"))
     log = f"{role}-{rng.randrange(2)}.log"
     processes = written_by(run, log)
@@ -71,7 +74,6 @@ def lose(what: str, rng: random.Random, run: Run, hosts: list[Host], start: Call
         for process in host.processes():
             process.kill()
         time.sleep(BACK_S)
-        start(host)
         return log
     host.cut()
     time.sleep(rng.uniform(*(BRIEF_S if what == "brief cut" else LONG_S)))
@@ -84,14 +86,19 @@ def step_of(run: Run) -> int:
     return len(re.findall(r"^ {1,4}\d+ ", run.output, re.MULTILINE))
 
 
-def wait(run: Run, what: Callable[[], object]) -> float:
-    """Wait until something is so, and return the seconds; end the program where the run ends or hangs."""
-    began = time.monotonic()
+def wait(run: Run, what: Callable[[], object], hosts: list[Host], start: Callable[[Host], None]) -> None:
+    """Wait until something is so, and start Ray where it has ended; end the program where the run ends or hangs."""
+    began = looked = time.monotonic()
     while not what():
         if run.process.poll() is not None or time.monotonic() - began > LONGEST_S:
             raise SystemExit(f"the run ended or hangs\n{run.output[-5000:]}\n{run.errors[-3000:]}")
+        if time.monotonic() - looked > LOOK_S:
+            for host in hosts:
+                if not has_ray(host):
+                    print(f"Ray has ended on {host.address} and is started again", flush=True)
+                    start(host)
+            looked = time.monotonic()
         time.sleep(0.1)
-    return time.monotonic() - began
 
 
 def trains_again(run: Run, restarts: int, rows: int) -> bool:
@@ -115,16 +122,17 @@ def soak(losses: int, deadline: float, seed: int, tell: Callable[[dict[str, Any]
         run_on(Path(name), 5, *LAYOUT, *ENDLESS, *SETTINGS) as (run, hosts, start),
     ):
         # Before the first complete checkpoint, the loss of a trainer rank ends the run.
-        wait(run, lambda: any((run.directory / DIRECTORY).glob("step-*/manifest.json")))
+        saved = (run.directory / DIRECTORY).glob
+        wait(run, lambda: any(saved("step-*/manifest.json")), hosts, start)
         began = time.monotonic()
         while len(done) < losses and time.time() < deadline:
-            wait(run, lambda: run.serving()[-1:] == [2.0])
+            wait(run, lambda: run.serving()[-1:] == [2.0], hosts, start)
             time.sleep(rng.uniform(0, TRAINING_S))
             what, restarts = rng.choice(KINDS), run.output.count(RESTARTS)
             lost = time.monotonic()
-            which = lose(what, rng, run, hosts, start)
+            which = lose(what, rng, run, hosts)
             rows = step_of(run)
-            wait(run, lambda before=restarts, at=rows: trains_again(run, before, at))
+            wait(run, lambda before=restarts, at=rows: trains_again(run, before, at), hosts, start)
             loss = {"what": what, "of": which, "seconds_lost": round(time.monotonic() - lost, 1)}
             done.append(loss | {"trainer_restarted": run.output.count(RESTARTS) > restarts})
             print(f"loss {len(done)}: {done[-1]}", flush=True)
