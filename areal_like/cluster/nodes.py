@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from areal_like.cluster.node_probe import probe_class
 from areal_like.cluster.placement import node_urls, ray_errors, url
 from areal_like.cluster.ports import port_range
 from areal_like.errors import ClusterError
@@ -39,8 +40,8 @@ class Node:
     """What a node says of itself; `ahead_s` is its clock less this host's, `missing` the asked paths that it lacks.
 
     `unreachable` are the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
-    port that the other node had just opened. `no_port` says why it could not open one itself, and `own_ports` is its
-    kernel's range.
+    port that the other node had just opened. `no_port` says why it could not open one itself, `far_from_here` is the
+    address with a port that it opened and the controller could not connect to, and `own_ports` is its kernel's range.
     """
 
     host: str
@@ -56,19 +57,25 @@ class Node:
     unreachable: Sequence[str] = ()
     unreachable_ports: Sequence[str] = ()
     no_port: str = ""
+    far_from_here: str = ""
     own_ports: Sequence[int] = ()
 
 
 async def check_nodes(
-    placement: Placement, files: Mapping[str, Path], warn: Callable[[str], object], ports: str | None = None
+    placement: Placement,
+    files: Mapping[str, Path],
+    warn: Callable[[str], object],
+    ports: str | None = None,
+    interface: str | None = None,
 ) -> None:
     """Raise ClusterError about a node with which no run would succeed, and `warn` of other differences.
 
-    `files` are the paths that every node reads, by the key that names each; `ports` is the run's range.
+    `files` are the paths that every node reads, by the key that names each; `ports` is the run's range, and `interface`
+    the one at whose addresses the nodes listen.
     """
     nodes = await _ask(placement, [str(path) for path in files.values()], ports)
     keys = {str(path): key for key, path in reversed(list(files.items()))}  # the first of those that share a path
-    if wrong := [*_different_software(nodes), *_closed_ports(nodes, ports), *_lacks(nodes, keys)]:
+    if wrong := [*_different_software(nodes), *_closed_ports(nodes, ports, interface), *_lacks(nodes, keys)]:
         raise ClusterError("\n  ".join(wrong))
     for difference in [*differences(nodes), *_other_ports(nodes, ports)]:
         warn(difference)
@@ -87,13 +94,9 @@ def _version(package: str, node: Node) -> str:
     return node.packages.get(package) or "none"
 
 
-def _closed_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
+def _closed_ports(nodes: Sequence[Node], ports: str | None, interface: str | None) -> Iterator[str]:
     opened = f"of cluster.ports={ports}" if ports else "that was free"
-    fix = (
-        f"Open the ports {ports} in the firewall between them"
-        if ports
-        else "Open the firewall between them, or set cluster.ports to a range that it lets pass"
-    )
+    fix = _way_to_connect(ports, interface)
     for node in nodes:
         if node.no_port:
             yield (
@@ -103,6 +106,19 @@ def _closed_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
         for address in node.unreachable_ports:
             if urlsplit(f"//{address}").hostname not in node.unreachable:  # which is reported anyway
                 yield f"node {node.host} cannot connect to {address}, a port {opened}. {fix}"
+        if node.far_from_here:
+            yield f"this host, which has the controller, cannot connect to {node.far_from_here}, a port {opened}. {fix}"
+
+
+def _way_to_connect(ports: str | None, interface: str | None) -> str:
+    if interface:
+        return (
+            f"The nodes listen at the addresses of cluster.interface={interface}. Set it to an interface of a network that "
+            "connects all hosts of the run, or open the firewall between them"
+        )
+    if ports:
+        return f"Open the ports {ports} in the firewall between them"
+    return "Open the firewall between them, or set cluster.ports to a range that it lets pass"
 
 
 def _other_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
@@ -171,10 +187,11 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
+    nodes = {slot.node_id for slot in placement.slots.values()}
     with ray_errors():
-        urls = [found for host, found in (await node_urls()).items() if host in hosts.values()]
+        urls = [found for node, found in (await node_urls()).items() if node in nodes]
     strategies = (PlacementGroupSchedulingStrategy(placement.group, bundle) for bundle in hosts)
-    actor: Any = ray.remote(_probe_class())
+    actor: Any = ray.remote(probe_class())
     probes = [actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=each).remote() for each in strategies]
     try:
         with ray_errors():
@@ -190,7 +207,12 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
                     for probe, host in zip(probes, hosts.values(), strict=True)
                 )
                 found = await asyncio.gather(*asking)
-                return [replace(node, no_port=why) for node, (_, (_, why)) in zip(found, opened, strict=True)]
+                far = await asyncio.to_thread(probe_class()().find_unreachable, listeners, CONNECT_S)
+                far_by_host = {str(urlsplit(each).hostname): urlsplit(each).netloc for each in far}
+                return [
+                    replace(node, no_port=why, far_from_here=far_by_host.get(node.host, ""))
+                    for node, (_, (_, why)) in zip(found, opened, strict=True)
+                ]
     except TimeoutError as error:
         raise ClusterError(f"not every node of {', '.join(hosts.values())} answered within {ANSWER_S:g} s") from error
     finally:
@@ -221,87 +243,3 @@ async def _ahead(now: Callable[[], Awaitable[float]]) -> float:
         answered = time.time()
         answers.append((answered - asked, there - (asked + answered) / 2))
     return min(answers)[1]
-
-
-def _probe_class() -> type:
-    """A class that Ray sends by value: it needs nothing of this package on the node."""
-
-    class Probe:
-        def now(self) -> float:
-            import time
-
-            return time.time()
-
-        def open_port(self, host: str, ports: Sequence[int]) -> tuple[int, str]:
-            """Listen at one of the ports until this process ends; return it, or 0 and why none can be opened."""
-            import socket
-
-            why = ""
-            for port in ports:
-                try:
-                    self.listener = socket.create_server(
-                        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
-                    )
-                except OSError as error:
-                    why = str(error.strerror)
-                else:
-                    return self.listener.getsockname()[1], ""
-            return 0, why
-
-        def find_unreachable(self, urls: Sequence[str], limit_s: float) -> list[str]:
-            import socket
-            from concurrent.futures import ThreadPoolExecutor
-            from urllib.parse import urlsplit
-
-            def reaches(url: str) -> bool:
-                address = urlsplit(url)
-                try:
-                    socket.create_connection((address.hostname, address.port), limit_s).close()
-                except OSError:
-                    return False
-                return True
-
-            with ThreadPoolExecutor(32) as threads:
-                reached = list(threads.map(reaches, urls))
-            return [url for url, is_reached in zip(urls, reached, strict=True) if not is_reached]
-
-        def facts(self, packages: Sequence[str], paths: Sequence[str]) -> dict[str, Any]:
-            import os
-            import platform
-            import shutil
-            import subprocess
-            import tempfile
-            from importlib.metadata import PackageNotFoundError, version
-
-            def find_version(name: str) -> str | None:
-                try:
-                    return version(name)
-                except PackageNotFoundError:
-                    return None
-
-            shown: list[list[str]] = []
-            if program := shutil.which("nvidia-smi"):
-                command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-                told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-                shown = [line.split(", ") for line in told.stdout.splitlines() if told.returncode == 0]
-            with open("/proc/meminfo") as file:
-                memory = {name: int(rest.split()[0]) << 10 for name, _, rest in (line.partition(":") for line in file)}
-            try:
-                with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-                    own_ports = [int(word) for word in file.read().split()]
-            except OSError:  # a system without it chooses as it likes
-                own_ports = []
-            temporary = tempfile.gettempdir()
-            return {
-                "python": platform.python_version(),
-                "packages": {name: find_version(name) for name in packages},
-                "gpus": sorted({each[0] for each in shown}),
-                "drivers": sorted({each[-1] for each in shown}),
-                "free_memory": memory["MemAvailable"],
-                "free_disk": shutil.disk_usage(temporary).free,
-                "temporary": temporary,
-                "own_ports": own_ports,
-                "missing": [path for path in paths if not os.path.exists(path)],
-            }
-
-    return Probe

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -26,7 +26,10 @@ SOON_S, SELDOM_S = 5.0, 10.0  # when a long wait is told, and the time between t
 
 @dataclass(frozen=True)
 class Slot:
-    """Real place of a plan device. `gpu` is its id for CUDA_VISIBLE_DEVICES, None for a slot on a CPU machine."""
+    """Real place of a plan device. `gpu` is its id for CUDA_VISIBLE_DEVICES, None for a slot on a CPU machine.
+
+    `host` is the node's address at which the run's processes listen.
+    """
 
     bundle: int
     node_id: str
@@ -130,12 +133,12 @@ async def node_lives(node_id: str) -> bool:
     return any(node["NodeID"] == node_id and node["Alive"] for node in nodes)
 
 
-async def node_urls(key: Literal["NodeID", "NodeManagerAddress"] = "NodeManagerAddress") -> dict[str, str]:
-    """Return the URL of the Ray process (raylet) of every living node, by the node's address or id."""
+async def node_urls() -> dict[str, str]:
+    """Return the URL of the Ray process (raylet) of every living node, by the node's id."""
     import ray
 
     nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
-    return {node[key]: url(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
+    return {node["NodeID"]: url(node["NodeManagerAddress"], node["NodeManagerPort"]) for node in nodes}
 
 
 def url(host: str, port: int) -> str:

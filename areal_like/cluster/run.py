@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.cluster.interfaces import use_interface
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.nodes import check_nodes
 from areal_like.cluster.placement import Placement, moved_slots, node_lives, node_of, node_urls, place, ray_errors
@@ -45,6 +46,7 @@ class Cluster:
     caretakers: bool = False
     moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles that Ray has moved
     ports: str | None = None  # range of those that the processes may choose
+    interface: str | None = None  # or network, of each node's address at which they listen
 
     def node_id(self, bundle: int) -> str:
         """The id of the run's processes on the node of a bundle."""
@@ -86,14 +88,15 @@ class Cluster:
 
     async def beats(self, groups: Sequence[WorkerGroup]) -> dict[str, str]:
         """Return a URL for each host of the groups that takes connections as long as the host is in the cluster."""
-        hosts = {member.host for group in groups for member in group.members}
-        return {host: url for host, url in (await node_urls()).items() if host in hosts}
+        hosts, urls = {member.host for group in groups for member in group.members}, await node_urls()
+        slots = [slot for slot in self.placement.slots.values() if slot.host in hosts and slot.node_id in urls]
+        return {slot.host: urls[slot.node_id] for slot in slots}
 
     async def locate(self, device: Device) -> tuple[str, str] | None:
         """Return id and URL of the node on which Ray has a device now, None where there is none."""
         with ray_errors():
             node = await asyncio.to_thread(node_of, self.placement.group, self.placement.slots[device].bundle)
-            urls = await node_urls("NodeID")
+            urls = await node_urls()
         return (node[0], urls[node[0]]) if node and node[0] in urls else None
 
     async def follow(self, devices: Sequence[Device], *, uses_gpus: bool) -> None:
@@ -101,8 +104,9 @@ class Cluster:
 
         Raises ClusterError where it does not see the run's files.
         """
-        slots = await moved_slots(self.placement, devices, uses_gpus=uses_gpus)
-        await check_shared(replace(self.placement, slots=slots), self.log_dir)
+        moved = replace(self.placement, slots=await moved_slots(self.placement, devices, uses_gpus=uses_gpus))
+        await check_shared(moved, self.log_dir)
+        slots = (await use_interface(moved, self.interface)).slots
         self.placement = replace(self.placement, slots={**self.placement.slots, **slots})
         bundle = slots[devices[0]].bundle
         self.moved[bundle] = f"{self.run_id}-{bundle}-{secrets.token_hex(2)}"
@@ -170,6 +174,7 @@ class Cluster:
     async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
         """A part of the run whose clean-up is not that of the run."""
         await check_shared(placement, self.log_dir)
+        placement = await use_interface(placement, self.interface)
         part = secrets.token_hex(6)
         cluster = replace(self, run_id=part, shared_dir=self.shared_dir / part, placement=placement, groups=[])
         async with _caretakers(cluster):
@@ -206,12 +211,14 @@ async def run_cluster(
     files: Mapping[str, Path] | None = None,
     warn: Callable[[str], object] = lambda text: None,
     ports: str | None = None,
+    interface: str | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
     The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` is told of
-    differences between nodes. Processes take free ports from the range `ports`.
+    differences between nodes. Processes take free ports from the range `ports`, at each node's address of `interface`
+    where the cluster is an existing one.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
     Raises ClusterError if the cluster is missing or too small, or a node that does not see `log_dir`.
     """
@@ -226,8 +233,13 @@ async def run_cluster(
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
             if not local:
                 await check_shared(placement, log_dir)
-                await check_nodes(placement, files or {}, warn, ports)
-            cluster = Cluster(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir, ports=ports)
+                placement = await use_interface(placement, interface)
+                await check_nodes(placement, files or {}, warn, ports, interface)
+            cluster = Cluster(
+                *(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir),
+                ports=ports,
+                interface=interface,
+            )
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
                 yield cluster

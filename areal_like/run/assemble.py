@@ -63,6 +63,7 @@ async def run(job: Job, view: View) -> None:
                     files={f"{role}.path": path.absolute() for role, path in models.items()} | scored_models(config),
                     warn=lambda text: complain([f"warning: {text}"]),
                     ports=config.cluster.ports,
+                    interface=config.cluster.interface,
                 ) as cluster:
                     await _run_on(cluster, job, models, opened, view)
             opened.record.finish()

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-NETWORK = "10.78.0"
+NETWORKS = ("10.78.0", "10.79.0")  # the second one where a test asks for it
 TOOLS = ("ip", "nsenter", "unshare", "mount")
 # the first process of a host: shares directories below /tmp, and waits for orphans
 _INIT = """
@@ -67,7 +67,11 @@ class Host:
 
     @property
     def address(self) -> str:
-        return f"{NETWORK}.{self.number}"
+        return self.address_in(0)
+
+    def address_in(self, network: int) -> str:
+        """Return the address of interface `eth0` or `eth1`."""
+        return f"{NETWORKS[network]}.{self.number}"
 
     @property
     def entering(self) -> list[str]:
@@ -78,13 +82,13 @@ class Host:
         """Start a command on this host."""
         return subprocess.Popen([*self.entering, *map(str, command)], **options)
 
-    def cut(self) -> None:
-        """Unplug the network cable."""
-        self._set("down")
+    def cut(self, network: int = 0) -> None:
+        """Unplug the cable of a network."""
+        self._set("down", network)
 
-    def mend(self) -> None:
-        """Plug the network cable in again."""
-        self._set("up")
+    def mend(self, network: int = 0) -> None:
+        """Plug the cable in again."""
+        self._set("up", network)
 
     def kill(self) -> None:
         """Switch the host off: all of its processes are gone at once."""
@@ -103,13 +107,16 @@ class Host:
                     found.append(process)
         return found
 
-    def _set(self, state: str) -> None:
-        _tell(self.switch, "link", "set", f"port{self.number}", state)
+    def _set(self, state: str, network: int) -> None:
+        _tell(self.switch, "link", "set", f"port{self.number}-{network}", state)
 
 
 @contextmanager
-def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
-    """Make hosts that all see the working directory and the directories `shared`, and nothing else of /tmp."""
+def hosts(count: int, *shared: Path, networks: int = 1) -> Iterator[list[Host]]:
+    """Make hosts that all see the working directory and the directories `shared`, and nothing else of /tmp.
+
+    Each has an interface in each of the networks, which are apart.
+    """
     shared = tuple({*shared, *(here for here in [Path.cwd()] if here.is_relative_to("/tmp"))})
     started: list[subprocess.Popen[Any]] = []
     try:
@@ -117,14 +124,17 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
         started.append(switch)
         while os.readlink(f"/proc/{switch.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
             pass  # for some milliseconds
-        _tell(switch.pid, "link", "add", "br0", "type", "bridge")
-        _tell(switch.pid, "link", "set", "br0", "up")
+        for network in range(networks):
+            _tell(switch.pid, "link", "add", f"br{network}", "type", "bridge")
+            _tell(switch.pid, "link", "set", f"br{network}", "up")
         made = []
         for number in range(1, count + 1):
             holder, init = _start_host(number, count, shared)
             started.append(holder)
             made.append(Host(number, init, switch.pid))
-            _plug_in(made[-1])
+            for network in range(networks):
+                _plug_in(made[-1], network)
+            _tell(init.pid, "link", "set", "lo", "up")
         yield made
     finally:
         for process in reversed(started):
@@ -135,7 +145,7 @@ def hosts(count: int, *shared: Path) -> Iterator[list[Host]]:
 
 
 def _start_host(number: int, count: int, shared: Sequence[Path]) -> tuple[subprocess.Popen[str], psutil.Process]:
-    names = "127.0.0.1 localhost\n" + "".join(f"{NETWORK}.{each} h{each}\n" for each in range(1, count + 1))
+    names = "127.0.0.1 localhost\n" + "".join(f"{NETWORKS[0]}.{each} h{each}\n" for each in range(1, count + 1))
     apart = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
     program = (sys.executable, "-S", "-c", _INIT, f"h{number}", names, *map(str, shared))
     holder = subprocess.Popen(["unshare", *apart, *program], stdout=subprocess.PIPE, text=True)
@@ -144,13 +154,12 @@ def _start_host(number: int, count: int, shared: Sequence[Path]) -> tuple[subpro
     return holder, init
 
 
-def _plug_in(host: Host) -> None:
-    port = f"port{host.number}"
-    _tell(host.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(host.init.pid))
-    _tell(host.switch, "link", "set", port, "master", "br0", "up")
-    _tell(host.init.pid, "address", "add", f"{host.address}/24", "dev", "eth0")
-    for interface in ("eth0", "lo"):
-        _tell(host.init.pid, "link", "set", interface, "up")
+def _plug_in(host: Host, network: int) -> None:
+    port, interface = f"port{host.number}-{network}", f"eth{network}"
+    _tell(host.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.init.pid))
+    _tell(host.switch, "link", "set", port, "master", f"br{network}", "up")
+    _tell(host.init.pid, "address", "add", f"{host.address_in(network)}/24", "dev", interface)
+    _tell(host.init.pid, "link", "set", interface, "up")
 
 
 def _tell(pid: int, *words: str) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from host_runs import cluster_on, interrupt
 from limits import HUNG_S
-from namespaces import Host, hosts, reason_to_skip
-from running import ENDLESS, ROOT, Run
-from test_lost_hosts import interrupt, ray_on
+from namespaces import Host, reason_to_skip
+from running import ENDLESS
 
 pytestmark = [
     pytest.mark.hosts,
@@ -113,12 +112,9 @@ def judge(answers: list[str], calls: list[str]) -> str:
 
 def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path) -> None:
     """But for what has no token: torch's meeting points and gloo say nothing, and Ray's autoscaler shows metrics."""
-    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
-    shared = (tmp_path, *(path for path in (ROOT, Path(sys.prefix)) if path.is_relative_to("/tmp")))
-    with hosts(4, *shared) as (*cluster, outside), ray_on(cluster, env) as address:
-        scheduler = ("scheduler.type=ray", f"scheduler.address={address}", "cluster.n_gpus_per_node=1")
-        ports = f"cluster.ports={RANGE.start}-{RANGE.stop - 1}"
-        run = Run(tmp_path, *LAYOUT, *ENDLESS, *scheduler, ports, prefix=cluster[0].entering, env=env)
+    with cluster_on(tmp_path, 3, spare=1) as made:
+        *cluster, outside = made.machines
+        run = made.run(*LAYOUT, *ENDLESS, f"cluster.ports={RANGE.start}-{RANGE.stop - 1}")
         run.wait_for_step(1)
         commands = {
             (machine.address, port): command

@@ -1,5 +1,6 @@
 """Where a run works: `cluster` and `scheduler`."""
 
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -22,6 +23,12 @@ class ClusterConfig(Section):
         description="Range of ports, such as `20000-20999`, from which every node takes the free ports that the run itself opens "
         "([ports](clusters.md#ports)). null: any.",
     )
+    interface: Annotated[str | None, ignored_if("scheduler.type", "local")] = Field(
+        None,
+        min_length=1,
+        description="Network interface, by its name or by its network such as `10.0.0.0/16`, at whose address the run's "
+        "processes on every node listen ([interfaces](clusters.md#interfaces)). null: the address that Ray uses.",
+    )
     host_timeout_s: Annotated[float, ignored_if("scheduler.type", "local")] = Field(
         10.0,
         gt=0,
@@ -37,6 +44,13 @@ class ClusterConfig(Section):
             if not 1024 <= first <= last <= 65535:
                 raise ValueError("FIRST-LAST with 1024 <= FIRST <= LAST <= 65535")
         return ports
+
+    @field_validator("interface")
+    @classmethod
+    def _check_interface(cls, interface: str | None) -> str | None:
+        if interface and "/" in interface:
+            ip_network(interface, strict=False)
+        return interface
 
 
 class SchedulerConfig(Section):
