@@ -23,6 +23,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 
 # Every node runs the same command: the first node starts Ray's head and then the run, the others join.
 srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=1 \
-  ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" --num-gpus "$SLURM_GPUS_ON_NODE" -- \
+  ray symmetric-run --address "$address" --min-nodes "$SLURM_NNODES" --num-gpus "$SLURM_GPUS_ON_NODE" \
+  --no-monitor -- \
   areal-like run "$@" scheduler.type=ray scheduler.address="$address" \
   cluster.n_nodes="$SLURM_NNODES" cluster.n_gpus_per_node="$SLURM_GPUS_ON_NODE"

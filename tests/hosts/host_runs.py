@@ -68,7 +68,7 @@ def start_ray(machine: Host, head: Host, alive: int, env: dict[str, str]) -> Non
     """Start Ray on a host until `alive` nodes are in the cluster; on a busy machine Ray may give up before."""
     address = f"{head.address}:{PORT}"
     joining = (f"--address={address}", "--num-cpus=1")
-    role = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false") if machine is head else joining
+    role = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--no-monitor") if machine is head else joining
     code = f"""import ray, time
 ray.init(address="{address}", log_to_driver=False, logging_level="ERROR")
 while sum(node["Alive"] for node in ray.nodes()) < {alive}:
