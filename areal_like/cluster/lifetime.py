@@ -27,6 +27,7 @@ PACKAGE_ROOT = Path(__file__).parents[2]
 # Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
 # system and takes it anew, a page fault for each 4 KiB.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a process group is made
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
 
 
@@ -202,3 +203,17 @@ def local_interface(address: str) -> str:
         if any(a.address.split("%")[0] == own for a in addresses):
             return name
     raise OSError(f"no network interface of this host has the address {own}, from which {address} is reached")
+
+
+@contextmanager
+def gloo_on_loopback() -> Iterator[None]:
+    """Have gloo listen on loopback alone in process groups that are made in the block."""
+    before = os.environ.get(GLOO_VARIABLE)
+    os.environ[GLOO_VARIABLE] = local_interface("127.0.0.1")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[GLOO_VARIABLE]
+        else:
+            os.environ[GLOO_VARIABLE] = before

@@ -4,10 +4,13 @@ The controller imports this to start actors, so torch is imported inside the met
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from socket import socket
 from typing import Any
 
+from areal_like.cluster.lifetime import gloo_on_loopback
 from areal_like.cluster.ports import listen
+from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.runtime.gc_tuning import pause_gc
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.environment import apply_environment
@@ -22,15 +25,19 @@ class TrainerRank:
         self._rank, self._world_size, self._address = rank, world_size, address
         self._listener: socket | None = None
 
-    def listen(self) -> tuple[str, int]:
+    def listen(self, address: str) -> tuple[str, int]:
         """Open the socket at which the ranks will meet; returns its address and port. Rank 0 only."""
-        self._listener = listen(self._address)
-        return self._address, self._listener.getsockname()[1]
+        self._listener = listen(address)
+        return address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, make_sender: MakeSender) -> None:
-        """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote."""
+        """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote.
+
+        The ranks of one host meet at its loopback address, and their gloo groups listen there alone.
+        """
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
-        self._engine = make_engine(spec, rendezvous)
+        with gloo_on_loopback() if address == LOOPBACK else nullcontext():
+            self._engine = make_engine(spec, rendezvous)
         self._sender = make_sender(self._engine, self._rank, self._address)
 
     def is_there(self) -> None:

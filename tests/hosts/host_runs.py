@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from areal_like.checkpoint.journal import Journal, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL
 
 PORT = 6379
+STEADY_S = 5.0  # after which a raylet counts as started
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,14 @@ class Cluster:
         return Run(self.folder, *overrides, *scheduler, prefix=prefix, env=self.env | (env or {}))
 
     def start_ray(self, machine: Host) -> None:
-        """Start Ray on a host once more."""
-        start_ray(machine, self.machines[0], len(self.machines), self.env)
+        """Start Ray on a host once more. The cluster may still count the node that was there before."""
+        deadline, ray, since = time.monotonic() + HUNG_S, None, math.inf
+        while time.monotonic() - since < STEADY_S:
+            assert time.monotonic() < deadline, f"Ray does not start on host {machine.address}"
+            if ray is None or ray.poll() is not None:
+                ray = ray_start(machine, self.env, f"--address={self.machines[0].address}:{PORT}", "--num-cpus=1")
+            since = min(since, time.monotonic()) if has_ray(machine) else math.inf
+            time.sleep(0.5)
 
 
 @contextmanager
@@ -68,7 +76,11 @@ def start_ray(machine: Host, head: Host, alive: int, env: dict[str, str]) -> Non
     """Start Ray on a host until `alive` nodes are in the cluster; on a busy machine Ray may give up before."""
     address = f"{head.address}:{PORT}"
     joining = (f"--address={address}", "--num-cpus=1")
-    role = ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--no-monitor") if machine is head else joining
+    role = (
+        ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--no-monitor")
+        if machine is head
+        else joining
+    )
     code = f"""import ray, time
 ray.init(address="{address}", log_to_driver=False, logging_level="ERROR")
 while sum(node["Alive"] for node in ray.nodes()) < {alive}:
@@ -125,7 +137,11 @@ def resumed(run: Run) -> bool:
 
 def has_ray(host: Host) -> bool:
     """Whether Ray runs on a host: after a cut that outlasts Ray's patience it ends there."""
-    return any("raylet" in process.name() for process in host.processes())
+    for process in host.processes():
+        with suppress(psutil.NoSuchProcess):
+            if "raylet" in process.name():
+                return True
+    return False
 
 
 def check_exactly_once(run: Run) -> None:

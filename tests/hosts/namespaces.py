@@ -95,8 +95,8 @@ class Host:
         self.init.kill()
 
     def runs(self, process: psutil.Process) -> bool:
-        """Whether a process is on this host."""
-        return os.readlink(f"/proc/{process.pid}/ns/net") == os.readlink(f"/proc/{self.init.pid}/ns/net")
+        """Whether a process is on this host; what made the host shares its network, but not its processes."""
+        return os.readlink(f"/proc/{process.pid}/ns/pid") == os.readlink(f"/proc/{self.init.pid}/ns/pid")
 
     def processes(self) -> list[psutil.Process]:
         """All processes on this host but its first one."""

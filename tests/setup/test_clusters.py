@@ -102,7 +102,9 @@ def test_slurm_starts_the_run_on_all_nodes(tmp_path: Path) -> None:
     words = (tmp_path / "started").read_text().split("\0")[:-1]
     separator = words.index("--")
     ray = words[words.index("ray") : separator]
-    assert ray == [*["ray", "symmetric-run", "--address", "node3:6379", "--min-nodes", "4", "--num-gpus", "8", "--no-monitor"]]
+    assert ray == [
+        *["ray", "symmetric-run", "--address", "node3:6379", "--min-nodes", "4", "--num-gpus", "8", "--no-monitor"]
+    ]
     config = configured(words[separator + 1 :]).config
     assert (config.scheduler.type, config.scheduler.address) == ("ray", "node3:6379")
     assert (config.cluster.n_nodes, config.cluster.n_gpus_per_node) == (4, 8)

@@ -10,6 +10,7 @@ ADAPTER = "adapter"  # instead of handles, for an update of the adapter alone
 FILES = "files"  # instead of handles, for an update by full copies and deltas
 EXPORT_LAYOUT = "tensors"  # key of the layout of an exported bucket
 TOKEN_VARIABLE = "AREAL_LIKE_SERVER_TOKEN"  # an argument would show the token to every user of the host
+WEIGHTS_INTERFACE_VARIABLE = "AREAL_LIKE_WEIGHTS_INTERFACE"  # where gloo listens for new weights
 
 type Layout = Sequence[tuple[str, str, Sequence[int]]]
 """Name, dtype and shape of each tensor of a bucket."""

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import aiohttp
 
-from areal_like.cluster.lifetime import local_interface, spawn
+from areal_like.cluster.lifetime import GLOO_VARIABLE, local_interface, spawn
 from areal_like.cluster.placement import url as url_of
 from areal_like.cluster.ports import reserve_port
-from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
+from areal_like.cluster.ray_cluster import LOOPBACK
+from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.server import CLASSIFY, GENERATE
 
 POLL_S = 0.2
@@ -73,7 +74,11 @@ class SGLangServer:
         spec = self._spec
         command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
         interface = local_interface(self._host)  # where other hosts reach this one, unless the user has said so
-        sockets = {name: os.environ.get(name, interface) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+        sockets = {
+            GLOO_VARIABLE: local_interface(LOOPBACK),  # of SGLang's own groups: a server is on one host
+            WEIGHTS_INTERFACE_VARIABLE: os.environ.get(GLOO_VARIABLE, interface),
+            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", interface),
+        }
         self._process = spawn(command, env={TOKEN_VARIABLE: spec.token, **sockets}, log_file=spec.log_file)
         url = url_of(self._host, port)
         deadline = time.monotonic() + spec.startup_timeout_s

@@ -16,9 +16,12 @@ on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `la
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
+from areal_like.cluster.lifetime import GLOO_VARIABLE
+from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.images import add_positions, forget_images
 from areal_like.rollout.sglang.labels import LABELS
 from areal_like.rollout.sglang.routes import record_compactly
@@ -112,6 +115,11 @@ def labelling_updater() -> type:
                 self.bring_back()
                 self.bring_back = None
             return answer
+
+        def init_weights_update_group(self, request: Any) -> Any:
+            if interface := os.environ.get(WEIGHTS_INTERFACE_VARIABLE):
+                os.environ[GLOO_VARIABLE] = interface  # of this group alone: all others exist
+            return super().init_weights_update_group(request)
 
         def update_weights_from_disk(self, request: Any) -> Any:
             done, told = receive_checkpoint(partial(super().update_weights_from_disk, request), self.tp_cpu_group)
