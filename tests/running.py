@@ -56,10 +56,11 @@ class Run:
         script: Path = SCRIPT,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        output: str = "",
     ) -> None:
         self.directory = folder / "runs/test/run"
         self.weights = self.directory / ".weights"  # on their way to the servers, or to a checkpoint
-        self._output, self._errors = folder / "output.txt", folder / "errors.txt"
+        self._output, self._errors = folder / f"{output}output.txt", folder / f"{output}errors.txt"
         overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
@@ -98,11 +99,11 @@ class Run:
             time.sleep(0.2)
         self.observe()
 
-    def wait_for(self, what: Callable[[], object], *, lives: bool = True) -> None:
-        """Return when something is so, during which the run lives, or is over."""
+    def wait_for(self, what: Callable[[], object], *, lives: bool | None = True) -> None:
+        """Return when something is so, during which the run lives, or is over; None: either."""
         deadline = time.monotonic() + HUNG_S
         while not what():
-            assert (self.process.poll() is None) == lives, self.output + self.errors
+            assert lives is None or (self.process.poll() is None) == lives, self.output + self.errors
             assert time.monotonic() < deadline, self.output
             self.observe()
             time.sleep(0.2)

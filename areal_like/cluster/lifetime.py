@@ -28,6 +28,7 @@ PACKAGE_ROOT = Path(__file__).parents[2]
 # system and takes it anew, a page fault for each 4 KiB.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a process group is made
+LAST_LINES, LAST_BYTES = 15, 16384  # of a failed process's output, in its error
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
 
 
@@ -120,6 +121,13 @@ class Caretaker:
     def __init__(self, run_id: str, shared_dir: Path) -> None:
         self._lifetime = ExitStack()
         self._lifetime.enter_context(run_lifetime(run_id, shared_dir, adopts=False))
+
+    def last_lines(self, file: Path) -> list[str]:
+        """Return the last lines of a file of this node; none if there is no such file."""
+        with suppress(OSError), file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_BYTES))
+            return [line for line in opened.read().decode(errors="replace").splitlines() if line.strip()][-LAST_LINES:]
+        return []
 
     def close(self) -> None:
         """End what the run left on this node; returns when it is gone."""

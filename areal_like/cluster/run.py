@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 from areal_like.cluster.interfaces import use_interface
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.nodes import check_nodes
+from areal_like.cluster.outputs import add_outputs
 from areal_like.cluster.placement import Placement, moved_slots, node_lives, node_of, node_urls, place, ray_errors
 from areal_like.cluster.ray_cluster import ray_cluster
-from areal_like.cluster.shared_files import check_shared
+from areal_like.cluster.sent_files import send_missing
+from areal_like.cluster.shared_files import NOTHING_SHARED, Sharing, check_shared
+from areal_like.cluster.signals import signals_cancel
 from areal_like.cluster.workers import Member, WorkerGroup, worker_class
 from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import ClusterError, WorkerError
+from areal_like.errors import ClusterError, RunError, WorkerError
 
 if TYPE_CHECKING:
     from allocation.plan import Device, Plan
@@ -47,6 +48,23 @@ class Cluster:
     moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles that Ray has moved
     ports: str | None = None  # range of those that the processes may choose
     interface: str | None = None  # or network, of each node's address at which they listen
+    sharing: Sharing = NOTHING_SHARED
+    warn: Callable[[str], object] = lambda text: None
+    apart: set[str] = field(default_factory=set)  # hosts that do not see the controller's files
+
+    async def prepare(self, placement: Placement) -> Placement:
+        """Return a placement on nodes of an existing cluster with the addresses at which their processes listen.
+
+        Nodes that do not share the run's files receive its models. Raises ClusterError where they have to share them.
+        """
+        if apart := set(await check_shared(placement, self.log_dir, self.sharing)):
+            await send_missing(placement, self.sharing.models)
+            self.warn(
+                f"cluster.fileroot is not shared by this host and {', '.join(sorted(apart))}. What processes there write "
+                f"stays there: their output in {self.log_dir}, and checkpoints of the model if actor rank 0 is among them"
+            )
+        self.apart |= apart
+        return await use_interface(placement, self.interface)
 
     def node_id(self, bundle: int) -> str:
         """The id of the run's processes on the node of a bundle."""
@@ -104,9 +122,8 @@ class Cluster:
 
         Raises ClusterError where it does not see the run's files.
         """
-        moved = replace(self.placement, slots=await moved_slots(self.placement, devices, uses_gpus=uses_gpus))
-        await check_shared(moved, self.log_dir)
-        slots = (await use_interface(moved, self.interface)).slots
+        moved = await moved_slots(self.placement, devices, uses_gpus=uses_gpus)
+        slots = (await self.prepare(replace(self.placement, slots=moved))).slots
         self.placement = replace(self.placement, slots={**self.placement.slots, **slots})
         bundle = slots[devices[0]].bundle
         self.moved[bundle] = f"{self.run_id}-{bundle}-{secrets.token_hex(2)}"
@@ -173,10 +190,11 @@ class Cluster:
     @asynccontextmanager
     async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
         """A part of the run whose clean-up is not that of the run."""
-        await check_shared(placement, self.log_dir)
-        placement = await use_interface(placement, self.interface)
         part = secrets.token_hex(6)
-        cluster = replace(self, run_id=part, shared_dir=self.shared_dir / part, placement=placement, groups=[])
+        cluster = replace(
+            self, run_id=part, shared_dir=self.shared_dir / part, groups=[], sharing=replace(self.sharing, devices={})
+        )
+        cluster.placement = await cluster.prepare(placement)
         async with _caretakers(cluster):
             yield cluster
 
@@ -212,15 +230,16 @@ async def run_cluster(
     warn: Callable[[str], object] = lambda text: None,
     ports: str | None = None,
     interface: str | None = None,
+    sharing: Sharing = NOTHING_SHARED,
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
-    `shared_dir` is removed then; its writers create it, on a file system that all hosts share.
+    `shared_dir` is removed then; its writers create it, where the hosts that have to (`sharing`) see it.
     The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` is told of
     differences between nodes. Processes take free ports from the range `ports`, at each node's address of `interface`
     where the cluster is an existing one.
     Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
-    Raises ClusterError if the cluster is missing or too small, or a node that does not see `log_dir`.
+    Raises ClusterError if the cluster is missing or too small, or a node does not see `log_dir` that has to.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"
@@ -228,18 +247,19 @@ async def run_cluster(
     with (
         run_lifetime(run_id, shared_dir, lock=lock, ports=ports) as directory,
         ray_cluster(scheduler, n_slots=len(plan.devices), uses_gpus=uses_gpus, directory=directory),
-        _signals_cancel(),
+        signals_cancel(),
     ):
         async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
-            if not local:
-                await check_shared(placement, log_dir)
-                placement = await use_interface(placement, interface)
-                await check_nodes(placement, files or {}, warn, ports, interface)
             cluster = Cluster(
                 *(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir),
                 ports=ports,
                 interface=interface,
+                sharing=sharing,
+                warn=warn,
             )
+            if not local:
+                cluster.placement = await cluster.prepare(placement)
+                await check_nodes(cluster.placement, files or {}, warn, ports, interface)
             # a private cluster ends as a whole, and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
                 yield cluster
@@ -261,6 +281,10 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
         )
         try:
             yield
+        except (RunError, ExceptionGroup) as error:
+            if cluster.apart:
+                await add_outputs(error, caretakers)
+            raise
         finally:
             for group in cluster.groups[1:]:
                 group.kill()
@@ -276,34 +300,3 @@ async def cancel_all(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextmanager
-def _signals_cancel() -> Iterator[None]:
-    """Ctrl-C and SIGTERM cancel the block, which then ends by them, whatever else fails meanwhile.
-
-    They often reach the whole process group, and with it the private cluster, so failures are to be expected. Signals
-    reach the main thread alone: a run in another one is cancelled by who started it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    task, loop, came = asyncio.current_task(), asyncio.get_running_loop(), list[int]()
-
-    def cancel(number: int, _: object) -> None:
-        if not came and task is not None:
-            loop.call_soon_threadsafe(task.cancel)
-        came.append(number)
-        if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)  # who asks again does not want to wait
-
-    # not the loop's handlers: they need the descriptor by which the watchdog hears of signals
-    signal.signal(signal.SIGINT, cancel)
-    signal.signal(signal.SIGTERM, cancel)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if came:
-            raise KeyboardInterrupt if came[0] == signal.SIGINT else SystemExit(128 + signal.SIGTERM) from None

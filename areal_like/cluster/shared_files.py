@@ -1,22 +1,72 @@
-"""Whether every node of a run sees the files that the controller writes below `cluster.fileroot`."""
+"""Whether every node of a run sees the files that the controller writes below `cluster.fileroot`, where it has to."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING, NamedTuple
 
 from areal_like.cluster.placement import Placement, ray_errors
 from areal_like.errors import ClusterError, writing
+
+if TYPE_CHECKING:
+    from allocation.plan import Device
 
 SHOWN_S = 10.0  # that a network file system has for showing a new file to other hosts
 ANSWER_S = 120.0  # that a node has for its answer after that: it starts a process for it
 
 
-async def check_shared(placement: Placement, directory: Path) -> None:
-    """Raise ClusterError where a node of the placement does not see what this process writes into a directory."""
+class Need(NamedTuple):
+    """A setting because of which nodes have to see the run's files, and the one with which they have not."""
+
+    setting: str
+    instead: str
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which nodes have to share `cluster.fileroot` with the controller: all because of `everywhere`, or by device.
+
+    `models` are directories that the run has made or downloaded; nodes without them receive them.
+    """
+
+    everywhere: Need | None = None
+    devices: Mapping[Device, Need] = field(default_factory=dict)
+    models: Collection[Path] = ()
+
+    def need(self, devices: Collection[Device]) -> Need | None:
+        """Return why the node of devices has to see the run's files, None where it has not."""
+        return self.everywhere or next((self.devices[each] for each in devices if each in self.devices), None)
+
+
+NOTHING_SHARED = Sharing()
+
+
+async def check_shared(placement: Placement, directory: Path, sharing: Sharing) -> list[str]:
+    """Return the hosts that do not see what this process writes into a directory.
+
+    Raises ClusterError about a host that has to.
+    """
+    hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
+    found = dict(zip(hosts, await _look(placement, hosts, directory), strict=True))
+    for bundle, problem in found.items():
+        devices = [device for device, slot in placement.slots.items() if slot.bundle == bundle]
+        if problem and (need := sharing.need(devices)):
+            raise ClusterError(
+                f"node {hosts[bundle]} does not see a file that this host has written to {directory}: {problem}. "
+                f"{need.setting} needs files that the node shares with this host. Set cluster.fileroot to a directory on a "
+                f"file system that all of them share under the same path, or {need.instead}"
+            )
+    return [hosts[bundle] for bundle, problem in found.items() if problem]
+
+
+async def _look(placement: Placement, hosts: Mapping[int, str], directory: Path) -> list[str]:
+    """Write a file, and return for the node of each bundle why it does not see the file, or nothing."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,7 +81,6 @@ async def check_shared(placement: Placement, directory: Path) -> None:
                     return error.strerror or str(error)
             time.sleep(0.2)
 
-    hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     probe = directory / f".probe-{token_hex(6)}"
     with ray_errors(), writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,7 +99,7 @@ async def check_shared(placement: Placement, directory: Path) -> None:
                 for bundle in hosts
             ]
             async with asyncio.timeout(SHOWN_S + ANSWER_S):
-                found = await asyncio.gather(*looking)
+                return list(await asyncio.gather(*looking))
         except TimeoutError as error:
             raise ClusterError(
                 f"not every node of {', '.join(hosts.values())} answered within {SHOWN_S + ANSWER_S:g} s whether it sees "
@@ -59,10 +108,3 @@ async def check_shared(placement: Placement, directory: Path) -> None:
         finally:
             with suppress(OSError):
                 probe.unlink(missing_ok=True)
-    for host, problem in zip(hosts.values(), found, strict=True):
-        if problem:
-            raise ClusterError(
-                f"node {host} does not see a file that this host has written to {directory}: {problem}. All nodes of a "
-                "run read and write there. Set cluster.fileroot to a directory on a file system that all of them share "
-                "under the same path"
-            )

@@ -13,6 +13,7 @@ from areal_like.metrics.console import View, complain
 from areal_like.rewards.scoring import Rewards
 from areal_like.run.attempts import Run, train_on
 from areal_like.run.directory import RunDirectory, run_directory
+from areal_like.run.file_sharing import find_sharing
 from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
 from areal_like.run.serving import (
@@ -64,6 +65,7 @@ async def run(job: Job, view: View) -> None:
                     warn=lambda text: complain([f"warning: {text}"]),
                     ports=config.cluster.ports,
                     interface=config.cluster.interface,
+                    sharing=find_sharing(job, models),
                 ) as cluster:
                     await _run_on(cluster, job, models, opened, view)
             opened.record.finish()

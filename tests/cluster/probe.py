@@ -15,6 +15,7 @@ from typing import Any
 
 from allocation import Device, Plan
 from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.cluster.shared_files import Need, Sharing
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
 
@@ -64,6 +65,7 @@ async def start(
             shared_dir=log_dir / "shared",
             files=files,
             warn=warnings.append,
+            sharing=Sharing(Need("weight_update.mode=disk", "set weight_update.mode=collective")),
         ) as cluster:
             seen = await asyncio.gather(*(look(cluster, role, devices) for role, devices in members.items()))
             return dict(zip(members, seen, strict=True)) | ({"warnings": warnings} if files else {})

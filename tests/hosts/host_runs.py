@@ -37,12 +37,14 @@ class Cluster:
     env: dict[str, str]
     folder: Path
 
-    def run(self, *overrides: str, on: int = 0, env: dict[str, str] | None = None) -> Run:
-        """Start a run whose controller is on a host."""
-        address = f"scheduler.address={self.machines[0].address}:{PORT}"
-        scheduler = ("scheduler.type=ray", address, "cluster.n_gpus_per_node=1")
+    def run(self, *overrides: str, on: int = 0, trial: str = "run", output: str = "") -> Run:
+        """Start a run whose controller is on a host; `output` begins the names of its files of output."""
+        address = f"scheduler.address={self.machines[0].netloc}:{PORT}"
+        scheduler = ("scheduler.type=ray", address, "cluster.n_gpus_per_node=1", f"trial_name={trial}")
         prefix = self.machines[on].entering
-        return Run(self.folder, *overrides, *scheduler, prefix=prefix, env=self.env | (env or {}))
+        run = Run(self.folder, *overrides, *scheduler, prefix=prefix, env=self.env, output=output)
+        run.directory = run.directory.with_name(trial)
+        return run
 
     def start_ray(self, machine: Host) -> None:
         """Start Ray on a host once more. The cluster may still count the node that was there before."""
@@ -50,17 +52,19 @@ class Cluster:
         while time.monotonic() - since < STEADY_S:
             assert time.monotonic() < deadline, f"Ray does not start on host {machine.address}"
             if ray is None or ray.poll() is not None:
-                ray = ray_start(machine, self.env, f"--address={self.machines[0].address}:{PORT}", "--num-cpus=1")
+                ray = ray_start(machine, self.env, f"--address={self.machines[0].netloc}:{PORT}", "--num-cpus=1")
             since = min(since, time.monotonic()) if has_ray(machine) else math.inf
             time.sleep(0.5)
 
 
 @contextmanager
-def cluster_on(folder: Path, count: int, *, spare: int = 0, networks: int = 1) -> Iterator[Cluster]:
+def cluster_on(
+    folder: Path, count: int, *, spare: int = 0, networks: int = 1, ipv6: bool = False, **env: str
+) -> Iterator[Cluster]:
     """Start Ray on hosts; `spare` further hosts, the last of `machines`, are outside of the cluster."""
-    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
     shared = (folder, *(path for path in (ROOT, Path(sys.prefix)) if path.is_relative_to("/tmp")))
-    with hosts(count + spare, *shared, networks=networks) as machines, ray_on(machines[:count], env):
+    with hosts(count + spare, *shared, networks=networks, ipv6=ipv6) as machines, ray_on(machines[:count], env):
         yield Cluster(machines, env, folder)
 
 
@@ -74,7 +78,7 @@ def ray_on(machines: list[Host], env: dict[str, str]) -> Iterator[None]:
 
 def start_ray(machine: Host, head: Host, alive: int, env: dict[str, str]) -> None:
     """Start Ray on a host until `alive` nodes are in the cluster; on a busy machine Ray may give up before."""
-    address = f"{head.address}:{PORT}"
+    address = f"{head.netloc}:{PORT}"
     joining = (f"--address={address}", "--num-cpus=1")
     role = (
         ("--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false", "--no-monitor")

@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 
-NETWORKS = ("10.78.0", "10.79.0")  # the second one where a test asks for it
+NETWORKS = ("10.78.0.", "10.79.0.")  # the second one where a test asks for it
+NETWORKS6 = ("fd00:78::", "fd00:79::")
 TOOLS = ("ip", "nsenter", "unshare", "mount")
 # the first process of a host: shares directories below /tmp, and waits for orphans
 _INIT = """
@@ -64,6 +65,7 @@ class Host:
     number: int
     init: psutil.Process
     switch: int
+    ipv6: bool
 
     @property
     def address(self) -> str:
@@ -71,7 +73,12 @@ class Host:
 
     def address_in(self, network: int) -> str:
         """Return the address of interface `eth0` or `eth1`."""
-        return f"{NETWORKS[network]}.{self.number}"
+        return f"{(NETWORKS6 if self.ipv6 else NETWORKS)[network]}{self.number}"
+
+    @property
+    def netloc(self) -> str:
+        """The address as a URL has it."""
+        return f"[{self.address}]" if self.ipv6 else self.address
 
     @property
     def entering(self) -> list[str]:
@@ -112,10 +119,10 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int, *shared: Path, networks: int = 1) -> Iterator[list[Host]]:
+def hosts(count: int, *shared: Path, networks: int = 1, ipv6: bool = False) -> Iterator[list[Host]]:
     """Make hosts that all see the working directory and the directories `shared`, and nothing else of /tmp.
 
-    Each has an interface in each of the networks, which are apart.
+    Each has an interface in each of the networks, which are apart, with an IPv4 address or with an IPv6 address alone.
     """
     shared = tuple({*shared, *(here for here in [Path.cwd()] if here.is_relative_to("/tmp"))})
     started: list[subprocess.Popen[Any]] = []
@@ -129,9 +136,9 @@ def hosts(count: int, *shared: Path, networks: int = 1) -> Iterator[list[Host]]:
             _tell(switch.pid, "link", "set", f"br{network}", "up")
         made = []
         for number in range(1, count + 1):
-            holder, init = _start_host(number, count, shared)
+            holder, init = _start_host(number, count, shared, NETWORKS6[0] if ipv6 else NETWORKS[0])
             started.append(holder)
-            made.append(Host(number, init, switch.pid))
+            made.append(Host(number, init, switch.pid, ipv6))
             for network in range(networks):
                 _plug_in(made[-1], network)
             _tell(init.pid, "link", "set", "lo", "up")
@@ -144,8 +151,12 @@ def hosts(count: int, *shared: Path, networks: int = 1) -> Iterator[list[Host]]:
             process.wait()
 
 
-def _start_host(number: int, count: int, shared: Sequence[Path]) -> tuple[subprocess.Popen[str], psutil.Process]:
-    names = "127.0.0.1 localhost\n" + "".join(f"{NETWORKS[0]}.{each} h{each}\n" for each in range(1, count + 1))
+def _start_host(
+    number: int, count: int, shared: Sequence[Path], network: str
+) -> tuple[subprocess.Popen[str], psutil.Process]:
+    names = "127.0.0.1 localhost\n::1 localhost\n" + "".join(
+        f"{network}{each} h{each}\n" for each in range(1, count + 1)
+    )
     apart = ("--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc")
     program = (sys.executable, "-S", "-c", _INIT, f"h{number}", names, *map(str, shared))
     holder = subprocess.Popen(["unshare", *apart, *program], stdout=subprocess.PIPE, text=True)
@@ -158,7 +169,8 @@ def _plug_in(host: Host, network: int) -> None:
     port, interface = f"port{host.number}-{network}", f"eth{network}"
     _tell(host.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.init.pid))
     _tell(host.switch, "link", "set", port, "master", f"br{network}", "up")
-    _tell(host.init.pid, "address", "add", f"{host.address_in(network)}/24", "dev", interface)
+    size = ("/64", "nodad") if host.ipv6 else ("/24",)  # nodad: the address may be used at once
+    _tell(host.init.pid, "address", "add", host.address_in(network) + size[0], "dev", interface, *size[1:])
     _tell(host.init.pid, "link", "set", interface, "up")
 
 

@@ -51,9 +51,17 @@ def test_a_run_listens_at_the_interface_that_is_chosen(tmp_path: Path) -> None:
         assert f"this host, which has the controller, cannot connect to {there}:21" in apart.errors
         assert "Set it to an interface of a network that connects all hosts of the run" in apart.errors
         cluster.machines[2].mend(1)
-        run = cluster.run(*overrides, f"cluster.interface={NETWORKS[1]}.0/24")
+        run = cluster.run(*overrides, f"cluster.interface={NETWORKS[1]}0/24")
         run.wait_for_step(2)
         assert [listening(host) for host in cluster.machines[1:]] == [
             [host.address_in(1)] for host in cluster.machines[1:]
         ]
+        interrupt(run)
+
+
+def test_a_run_over_hosts_that_have_ipv6_alone_trains(tmp_path: Path) -> None:
+    with cluster_on(tmp_path, 3, ipv6=True) as cluster:
+        run = cluster.run(*LAYOUT, *ENDLESS, "cluster.ports=21000-21999")
+        run.wait_for_step(2)
+        assert [listening(host) for host in cluster.machines[1:]] == [[host.address] for host in cluster.machines[1:]]
         interrupt(run)
