@@ -23,10 +23,10 @@ async def use_interface(placement: Placement, interface: str | None) -> Placemen
 
     `interface` is a name, or a network such as `10.0.0.0/16`. Raises ClusterError about nodes without it.
     """
-    return placement if interface is None else replace(placement, slots=await _addressed(placement, interface))
+    return placement if interface is None else replace(placement, slots=await _choose_addresses(placement, interface))
 
 
-async def _addressed(placement: Placement, interface: str) -> Mapping[Device, Slot]:
+async def _choose_addresses(placement: Placement, interface: str) -> Mapping[Device, Slot]:
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     found = dict(zip(hosts, await _ask(placement, hosts), strict=True))
     chosen = {bundle: choose(addresses, interface) for bundle, addresses in found.items()}

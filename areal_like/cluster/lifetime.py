@@ -123,7 +123,7 @@ class Caretaker:
         self._lifetime.enter_context(run_lifetime(run_id, shared_dir, adopts=False))
 
     def last_lines(self, file: Path) -> list[str]:
-        """Return the last lines of a file of this node; none if there is no such file."""
+        """Return the last lines of a file of this node; none if it is missing."""
         with suppress(OSError), file.open("rb") as opened:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_BYTES))
             return [line for line in opened.read().decode(errors="replace").splitlines() if line.strip()][-LAST_LINES:]
