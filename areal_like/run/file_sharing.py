@@ -13,11 +13,12 @@ from areal_like.run.lost_nodes import trainer_devices
 def find_sharing(job: Job, models: Mapping[TrainerRole, Path]) -> Sharing:
     """Return which nodes have to see the files that the controller writes, and the models that others receive."""
     config, update = job.config, job.config.weight_update
-    everywhere = None
+    files = None
     if update.transport not in ("collective", "ipc"):
         setting = "weight_update.adapters=true" if update.adapters else f"weight_update.mode={update.mode}"
-        everywhere = Need(setting, "set weight_update.mode=collective")
-    need = _trainers_need(config)
+        files = Need(setting, "set weight_update.mode=collective")
+    everywhere = None if update.transport == "deltas" and update.url else files  # servers download them
+    need = files or _trainers_need(config)
     devices = dict.fromkeys(trainer_devices(job), need) if need else {}
     sent = {path for role, path in models.items() if _is_made_or_downloaded(config, role)}
     if config.tokenizer_path and job.tokenizer.directory and not is_local(config.tokenizer_path):

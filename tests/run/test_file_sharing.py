@@ -20,6 +20,7 @@ MODEL = Path("/runs/initial_model")
         ((), None, None),
         (("recover.mode=auto",), "recover.mode=auto", None),
         (("weight_update.mode=disk",), "weight_update.mode=disk", "weight_update.mode=disk"),
+        (("weight_update.mode=disk", "weight_update.url=auto"), "weight_update.mode=disk", None),
         (("weight_update.mode=disk", "recover.mode=auto"), "weight_update.mode=disk", "weight_update.mode=disk"),
     ],
 )
