@@ -111,6 +111,11 @@ class WorkerGroup:
         self.members = tuple(members)
         self._timeout_s = timeout_s
 
+    @property
+    def meeting_host(self) -> str:
+        """Address at which member 0 meets the others: loopback if all are on one host, for no other host to hear."""
+        return LOOPBACK if len({member.host for member in self.members}) == 1 else self.members[0].host
+
     def only(self, rank: int) -> WorkerGroup:
         """A group of one of the members, the first one being 0."""
         return WorkerGroup(self.role, self.members[rank : rank + 1], self._timeout_s)

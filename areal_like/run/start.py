@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
-from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.cluster.run import Cluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
@@ -54,10 +53,7 @@ async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRo
         lambda rank, host: {"rank": rank, "world_size": plan.world_size, "address": host},
         call_timeout_s=limit,
     )
-    hosts = {member.host for member in ranks.members}
-    # what a trainer on one host says to itself is nothing for other hosts
-    meeting = LOOPBACK if len(hosts) == 1 else ranks.members[0].host
-    address, port = await ranks.call_one(0, "listen", meeting, phase="start-up")
+    address, port = await ranks.call_one(0, "listen", ranks.meeting_host, phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
     sender = partial(make_sender, job.config.weight_update.transport)
     await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
