@@ -55,7 +55,6 @@ BAD = [
     ["gconfig.max_new_tokens=60"],
     ["actor.mb_spec.max_tokens_per_mb=39"],
     ["actor.mb_spec.share_prompts=true", "device=cuda"],
-    ["actor.mb_spec.share_prompts=true", "actor.backend=megatron:c2"],
     [*EXPERTS, "actor.mb_spec.share_prompts=true", f"{MEGATRON}.moe_router_load_balancing_type=aux_loss"],
     ["train_dataset.batch_size=17"],
     ["actor.optimizer.warmup_steps=4"],

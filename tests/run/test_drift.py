@@ -17,6 +17,7 @@ from running import CONFIG
 from areal_like.algorithms.batch import batch_of
 from areal_like.config.load import load
 from areal_like.errors import LogprobDrift, LogprobMismatch, ServerError
+from areal_like.images import Images
 from areal_like.per_token import KeptIds, Routes, RouteShape, unknown_expert
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
@@ -78,7 +79,14 @@ class FakeServer:
         self.noted = ""
 
     async def token_scores(
-        self, tokens: Ints, timeout_s: float, *, start: int, cache: str | None, shape: RouteShape | None
+        self,
+        tokens: Ints,
+        timeout_s: float,
+        *,
+        start: int,
+        cache: str | None,
+        shape: RouteShape | None,
+        images: Images = (),
     ) -> tuple[np.ndarray, Routes | None]:
         if self.fails:
             raise ServerError(f"{self.name} is busy", "late", [self.name])
