@@ -72,7 +72,8 @@ def test_a_field_under_fsdp(ranks, checks, tmp_path, name):
 
 
 def test_a_family_has_a_model_of_transformers_or_is_refused_under_fsdp():
-    assert FAMILIES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() == WITHOUT_MODEL
+    ours = {"kimi_k2"}  # registered by data/model_types.py
+    assert FAMILIES.keys() - MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - ours == WITHOUT_MODEL
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,12 @@ def compare(
     value = torch.randn(2, SLOTS, kv_heads, value_size).to(cache_dtype)
     for cache in (key, value):  # nothing but the sequences' own slots may count
         cache[:, 0] = cache[:, slots[sum(stored) :]] = torch.nan
-    options = {"is_cross_attention": False, "attn_type": AttentionType.DECODER, "sliding_window_size": -1}
+    options = {
+        "is_cross_attention": False,
+        "attn_type": AttentionType.DECODER,
+        "sliding_window_size": -1,
+        "logit_cap": 0.0,
+    }
     layers = [
         SimpleNamespace(
             tp_q_head_num=heads, tp_k_head_num=kv_heads, qk_head_dim=HEAD_SIZE, v_head_dim=value_size,

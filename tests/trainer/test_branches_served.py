@@ -58,6 +58,7 @@ def test_a_tree_is_generated_once_and_computed_once(sglang_server, ranks):
         _, pack = packs(batch, section, dp=1, dp_rank=0, alignment=1)
         lengths[shares] = int((pack(0).places >= 0).sum())
     assert lengths[False] == sum(len(item.tokens) for item in items)
-    assert lengths[True] == 21 + generated  # the prompts are alike but for the last token of one
+    beginnings = {tuple(item.tokens[:size]) for item in items for size in range(1, len(item.tokens) + 1)}
+    assert lengths[True] == len(beginnings) <= 21 + generated  # fewer where two branches happen to go on alike
     wrong = replace(batch, tokens=np.roll(batch.tokens, 1))
     assert distances(ranks, Setting(model, max_tokens_per_mb=2048), 1, wrong, TEMPERATURE).mean() > 0.01
