@@ -2,12 +2,15 @@
 
     python -m benchmarks.distill [--seeds 1,2] [--target 0.9] [--limit-s 900] [--teacher DIRECTORY]
 
-Without --teacher the CPU demo trains one first. GRPO has groups of 8 samples, as in the CPU demo. Tokens are those of
-the ledger (`tokens/generated`), of training only. Figures go to the result file.
+Without --teacher the CPU demo trains one first. GRPO has groups of 8 samples, as in the CPU demo, and is run with the
+demo's two mini-batches and with as many as distillation has. All runs have the same student, number of steps and
+evaluations. Tokens are those of the ledger (`tokens/generated`), of training only. Figures go to the result file after
+each run.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -21,12 +24,12 @@ from benchmarks.demo import CONFIG, SCRIPT
 from benchmarks.report import ROOT, save
 
 STUDENT = ROOT / "examples/distill/student_cpu.yaml"
+SHARED = ("total_train_steps=60", "evaluator.freq_steps=2")
+GRPO = ("algorithm=grpo", "teacher=null", "gconfig.n_samples=8", "actor.skip_zero_advantages=true")
 ALGORITHMS = {
-    "distill": ("algorithm=distill",),
-    "grpo": (
-        *("algorithm=grpo", "teacher=null", "gconfig.n_samples=8"),
-        *("actor.skip_zero_advantages=true", "actor.ppo_n_minibatches=2", "total_train_steps=120"),
-    ),
+    "distill": (),
+    "grpo": (*GRPO, "actor.ppo_n_minibatches=2"),
+    "grpo, 8 mini-batches": GRPO,
 }
 
 
@@ -40,13 +43,12 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         given = teacher or train(folder, "teacher", CONFIG, [], limit_s) / "checkpoints/step-100"
         runs = {}
-        for name, settings in ALGORITHMS.items():
-            for seed in seeds.split(","):
-                own = [*([f"teacher.path={given}"] if name == "distill" else []), *settings, f"seed={seed}"]
-                directory = train(folder, f"{name}-{seed}", STUDENT, [*own, *(overrides or [])], limit_s)
-                runs[f"{name}, seed {seed}"] = figures(directory, target)
-                print(name, seed, runs[f"{name}, seed {seed}"], flush=True)
-    save("distill_cpu", {"target": target, "runs": runs})
+        for seed, (number, (name, settings)) in itertools.product(seeds.split(","), enumerate(ALGORITHMS.items())):
+            own = [*([f"teacher.path={given}"] if name == "distill" else []), *SHARED, *settings, f"seed={seed}"]
+            directory = train(folder, f"student-{number}-{seed}", STUDENT, [*own, *(overrides or [])], limit_s)
+            runs[f"{name}, seed {seed}"] = {"settings": settings, **figures(directory, target)}
+            print(name, seed, runs[f"{name}, seed {seed}"], flush=True)
+            save("distill_cpu", {"target": target, "settings": SHARED, "runs": runs})
 
 
 def train(folder: str, name: str, config: Path, settings: list[str], limit_s: float) -> Path:

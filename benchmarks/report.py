@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+RESULTS = "benchmarks/results"
 PACKAGES = ("torch", "transformers", "megatron-core", "sglang", "ray")
 
 
 def save(name: str, figures: Mapping[str, Any]) -> None:
     """Write figures and circumstances to `results/name.json`."""
-    file = ROOT / "benchmarks" / "results" / f"{name}.json"
+    file = ROOT / RESULTS / f"{name}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps({**circumstances(), **figures}, indent=1) + "\n")
     print(f"written: {file.relative_to(ROOT)}")
@@ -45,13 +46,15 @@ def _named(argument: str) -> str:
 
 
 def _commit() -> str:
-    """Return the commit, with `+` if tracked files differ; without a repository, COMMIT sets it."""
+    """Return the commit, with `+` if tracked files but results differ; without a repository, COMMIT sets it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short=10", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno", "--", ".", f":!{RESULTS}") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("COMMIT", "unknown")
 
