@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 from limits import HUNG_S
@@ -27,7 +29,6 @@ from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Request, Session
 from areal_like.workflows.turn import Turn
 
-_MOST = EndpointSettings().max_mb << 20
 GIVES_UP_S = 1.0  # of a client whose answer is held back; it has no other effect on what is trained
 TRIES = 50
 OWN = tokenizer("plain")
@@ -56,11 +57,11 @@ class Numbered(Model):
 
 
 @contextmanager
-def served(model: Model, turns: int = 99) -> Iterator[tuple[Session, str, str]]:
+def served(model: Model, turns: int = 99, **settings: Any) -> Iterator[tuple[Session, str, str]]:
     """A session of a model, its address and its key."""
     sessions = OpenSessions()
     recorded = Session(OWN, model.sample, Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids), Limits(turns, 10**6))
-    with Endpoint(sessions) as endpoint, sessions.open(recorded) as key:
+    with Endpoint(sessions, EndpointSettings(**settings)) as endpoint, sessions.open(recorded) as key:
         yield recorded, endpoint.base_url, key
 
 
@@ -96,21 +97,40 @@ def with_openai_streams(url: str, key: str) -> Callable[[list[Any]], str]:
 
 
 def with_anthropic(url: str, key: str) -> Callable[[list[Any]], str]:
-    """Requests as Anthropic's client sends and repeats them."""
+    """Its client repeats requests and says so."""
+    client = anthropic_client(url, key)
 
     def ask(messages: list[Any]) -> str:
-        body = {"model": "policy", "max_tokens": 99, "messages": messages}
-        for tried in range(TRIES):
-            headers = {"x-api-key": key, "anthropic-version": "2023-06-01", "x-stainless-retry-count": str(tried)}
+        message = client.messages.create(model="policy", max_tokens=99, messages=messages)
+        return "".join(block.text for block in message.content if block.type == "text")
+
+    return ask
+
+
+def with_anthropic_streams(url: str, key: str) -> Callable[[list[Any]], str]:
+    """An answer that breaks off is asked for again by the agent; the key of the request says so."""
+    client = anthropic_client(url, key)
+
+    def ask(messages: list[Any]) -> str:
+        own = {"Idempotency-Key": str(uuid.uuid4())}
+        for _ in range(TRIES):
             try:
-                with httpx.Client(trust_env=False, timeout=GIVES_UP_S) as http:
-                    reply = http.post(f"{url}/messages", json=body, headers=headers)
-                return str(reply.json()["content"][0]["text"])
-            except httpx.TransportError:
+                with client.messages.stream(
+                    model="policy", max_tokens=99, messages=messages, extra_headers=own
+                ) as stream:
+                    return stream.get_final_text()
+            except (anthropic.APIError, httpx2.TransportError):  # its own kind of httpx
                 pass
         raise AssertionError("no answer")
 
     return ask
+
+
+def anthropic_client(url: str, key: str) -> anthropic.Anthropic:
+    """Return a client that repeats requests without a pause."""
+    client = anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key=key, max_retries=TRIES, timeout=GIVES_UP_S)
+    client._calculate_retry_timeout = lambda *_: 0.0  # type: ignore[method-assign, assignment]
+    return client
 
 
 def with_own_retries(url: str, key: str) -> Callable[[list[Any]], str]:
@@ -143,6 +163,8 @@ def trained(recorded: Session) -> list[list[str]]:
     return [[answer for answer in text.split(END) if answer] for text in texts]
 
 
+CLIENTS = [with_openai, with_openai_streams, with_anthropic, with_anthropic_streams]
+STREAMS = (with_openai_streams, with_anthropic_streams)
 FAULTS: list[list[Fault]] = [
     ["none", "lose_answer"],
     ["lose_answer", "lose_answer", "none", "lose_answer"],
@@ -153,7 +175,7 @@ FAULTS: list[list[Fault]] = [
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: "-".join(faults))
-@pytest.mark.parametrize("make", [with_openai, with_openai_streams, with_anthropic])
+@pytest.mark.parametrize("make", CLIENTS)
 def test_behind_a_proxy_what_the_agent_has_read_is_trained_and_nothing_else(make, faults):
     with served(Numbered()) as (recorded, url, key):
         with UnreliableProxy(url, faults) as proxy:
@@ -162,24 +184,25 @@ def test_behind_a_proxy_what_the_agent_has_read_is_trained_and_nothing_else(make
         assert recorded.repeated >= sum(fault != "none" for fault in faults)
 
 
-@pytest.mark.parametrize("make", [with_openai, with_openai_streams, with_anthropic, with_own_retries])
+@pytest.mark.parametrize("make", [*CLIENTS, with_own_retries])
 def test_a_request_that_a_proxy_sends_twice_is_trained_once(make):
     """The answer that is not passed on is aborted where its connection closes first, or both requests have one key."""
-    model = Numbered(endless=() if make is with_openai_streams else (2, 5))
+    model = Numbered(endless=() if make in STREAMS else (2, 5))
     faults: list[Fault] = ["twice", "none", "twice"]
     with served(model) as (recorded, url, key), UnreliableProxy(url, faults) as proxy:
         read = converse(make(proxy.base_url, key), 3)
         assert trained(recorded) == [read]
 
 
-def test_a_request_that_is_answered_twice_has_one_answer_by_its_key():
+@pytest.mark.parametrize("make", STREAMS)
+def test_a_request_that_is_answered_twice_has_one_answer_by_its_key(make):
     with served(Numbered()) as (recorded, url, key), UnreliableProxy(url, ["both", "none", "both"]) as proxy:
-        read = converse(with_openai_streams(proxy.base_url, key), 3)
+        read = converse(make(proxy.base_url, key), 3)
         assert trained(recorded) == [read] == [["1", "2", "3"]]
         assert recorded.repeated == 2
 
 
-@pytest.mark.parametrize("make", [with_openai, with_openai_streams, with_anthropic, with_own_retries])
+@pytest.mark.parametrize("make", [*CLIENTS, with_own_retries])
 def test_a_request_whose_client_has_left_is_aborted(make):
     """Every other answer never comes; the client gives up, and asks again."""
     model = Numbered(endless=(1, 3, 5))
@@ -314,15 +337,15 @@ def test_a_key_is_looked_at_before_the_body_is_read():
 
 
 def test_a_request_has_a_size_limit():
-    model = Numbered()
-    with served(model) as (_, url, key):
-        answer = asked_by_hand(url, f"x-api-key: {key}", f"Content-Length: {_MOST + 1}")
-        assert answer.startswith("HTTP/1.1 413") and "more than 32 MB" in answer
-        part = b"%x\r\n%b\r\n" % (1 << 20, b" " * (1 << 20))
-        parts = [part] * (_MOST // len(part) + 2)  # of a body that does not say how long it is
+    model, most = Numbered(), 1 << 20
+    with served(model, max_mb=1) as (_, url, key):
+        answer = asked_by_hand(url, f"x-api-key: {key}", f"Content-Length: {most + 1}")
+        assert answer.startswith("HTTP/1.1 413") and "more than 1 MB" in answer
+        part = b"%x\r\n%b\r\n" % (1 << 16, b" " * (1 << 16))
+        parts = [part] * (most // len(part) + 2)  # of a body that does not say how long it is
         with suppress(ConnectionError):  # the rest of the body is sent to a closed connection
             assert asked_by_hand(url, f"x-api-key: {key}", "Transfer-Encoding: chunked", body=parts)[9:12] == "413"
         assert model.asked == []
-        body = {"messages": [{"role": "user", "content": "x" * (_MOST // 2)}], "temperature": 5}
+        body = {"messages": [{"role": "user", "content": "x" * (most // 2)}], "temperature": 5}
         reply = httpx.post(f"{url}/chat/completions", json=body, headers={"x-api-key": key}, timeout=HUNG_S)
         assert reply.status_code == 400  # it was read

@@ -28,6 +28,15 @@ async def run(row, client):
         await own.chat.completions.create(model="policy", messages=[{"role": "user", "content": "x"}])
     return 1.0
 """,
+    "client of Anthropic": """
+import anthropic
+async def run(row, client):
+    url = str(client.base_url).removesuffix("/v1/")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=client.api_key, timeout=0.7, max_retries=1000) as own:
+        own._calculate_retry_timeout = lambda *_: 0.0
+        await own.messages.create(model="policy", max_tokens=8, messages=[{"role": "user", "content": "x"}])
+    return 1.0
+""",
     "tries of its own": """
 import openai
 async def run(row, client):
