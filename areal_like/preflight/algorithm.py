@@ -98,7 +98,8 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
         yield finding(
             "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to use the model that the run starts from"
         )
-    if "reference" not in algorithm.needs and config.ref is not None:
+    followed = config.teacher is not None and config.teacher.follows == "ref"
+    if "reference" not in algorithm.needs and config.ref is not None and not followed:
         why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) uses a reference policy"
         yield warn_ignored("ref", why, "write ref=null")
     if "values" not in algorithm.needs and algorithm.critic is None and config.critic is not None:

@@ -43,7 +43,7 @@ def check_teacher(
         spec, findings = find_spec(teacher.path, "teacher.path")
         yield from findings
         if spec is not None:
-            yield from _moves(teacher, spec, actor)
+            yield from _moves(config, teacher, spec, actor)
             yield from check_served_layout(config, "teacher", teacher.backend, spec, plan)
             yield from _positions(config, teacher, spec, tokenizer, prompts)
     if teacher.top_k is not None and tokenizer is not None and teacher.top_k > tokenizer.vocab_size:
@@ -103,10 +103,14 @@ def _elsewhere(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         yield finding("RUN-TEACHER-TOKEN", "teacher.token_variable", message, help)
 
 
-def _moves(teacher: TeacherConfig, spec: ModelSpec, actor: ModelSpec | None) -> Iterator[Finding]:
-    """Check that a teacher which takes the actor's weights has its shape."""
+def _moves(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, actor: ModelSpec | None) -> Iterator[Finding]:
+    """Check that a teacher which takes the weights of the actor, or of its average, has its shape."""
     if teacher.update_every_steps is None or actor is None:
         return
+    if teacher.follows == "ref" and (config.ref is None or config.ref.update_every_steps is None):
+        message = "the teacher follows the reference, and the run has no reference that moves"
+        help = "write ref={update_every_steps: 1, ema_decay: 0.9}, or teacher.follows=actor"
+        yield finding("RUN-TEACHER-FOLLOWS", "teacher.follows", message, help)
     shapes = [(each.layers, each.hidden_size, each.vocab_size) for each in (spec, actor)]
     if shapes[0] != shapes[1]:
         message = (

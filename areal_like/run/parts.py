@@ -2,12 +2,13 @@
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN, CurriculumConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, CurriculumConfig, RunConfig, TrainerRole
 from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.data.stream import PromptStream
@@ -80,13 +81,13 @@ def make_parts(
 
 
 def make_moving_teacher(
-    config: RunConfig, teacher: Teacher | None, actor: Trainer, directory: Path
+    config: RunConfig, teacher: Teacher | None, trainers: Mapping[TrainerRole, Trainer], directory: Path
 ) -> MovingTeacher | None:
     """Return what updates the teacher, None if it is fixed, or is the policy itself."""
     section = config.teacher
     if teacher is None or section is None or not section.is_served or section.update_every_steps is None:
         return None
-    return MovingTeacher(config, section.update_every_steps, teacher, actor, directory)
+    return MovingTeacher(config, section.update_every_steps, teacher, trainers[section.follows], directory)
 
 
 def make_results(job: Job, version: int, journal: Journal | None) -> PromptResults | None:

@@ -65,7 +65,7 @@ async def train(
         await sharing.to_trainer(None)
         await sync.connect()
         await publish(sync, state.version, config.weight_update.timeout_s)
-    moving = make_moving_teacher(config, serving.teacher, trainer, cluster.shared_dir)
+    moving = make_moving_teacher(config, serving.teacher, trainers.roles, cluster.shared_dir)
     if moving and opened.checkpoint:
         await moving.update()  # a checkpoint does not hold the teacher
     results = await asyncio.to_thread(make_results, job, state.version, opened.journal)

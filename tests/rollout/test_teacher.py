@@ -356,7 +356,8 @@ def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
     assert [body["logprob_start_len"] for body in bodies] == [3, 3]
 
 
-def test_a_moving_teacher_loads_the_actors_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follows", ["actor", "ref"])
+def test_a_moving_teacher_loads_the_weights_of_what_it_follows(tmp_path: Path, follows: str) -> None:
     asked: list[tuple[str, Any]] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -372,9 +373,9 @@ def test_a_moving_teacher_loads_the_actors_weights(tmp_path: Path) -> None:
             (path / "weights").touch()
 
     async def run() -> None:
-        config = load_config(teacher={"path": "model", "update_every_steps": 3})
+        config = load_config(teacher={"path": "model", "update_every_steps": 3, "follows": follows})
         async with server(handler) as url, Teacher(config.teacher, [url, url], "token") as teacher:  # type: ignore[arg-type]
-            moving = make_moving_teacher(config, teacher, Actor(), tmp_path)  # type: ignore[arg-type]
+            moving = make_moving_teacher(config, teacher, {follows: Actor()}, tmp_path)  # type: ignore[dict-item]
             assert moving and [step for step in range(1, 8) if moving.due(step)] == [3, 6]
             await teacher.with_scores(workflow)(PROMPT, 0)
             await moving.update()

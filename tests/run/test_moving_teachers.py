@@ -49,12 +49,14 @@ def write_model(directory: Path, seed: int) -> Path:
     return directory
 
 
-def test_a_teacher_becomes_the_policy_that_it_takes_the_weights_of(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("follows", [[], ["teacher.follows=ref", "ref={update_every_steps: 1, ema_decay: 0.5}"]])
+def test_a_teacher_becomes_the_policy_that_it_takes_the_weights_of(tmp_path, monkeypatch, follows) -> None:
+    """The average of a policy that hardly changes is the policy too."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     policy, teacher = write_model(tmp_path / "policy", 1), write_model(tmp_path / "teacher", 2)
     models = (f"actor.path={policy}", "actor.init_model=null", f"teacher.path={teacher}", "actor.optimizer.lr=1e-7")
     place = ("teacher.backend=sglang:d1", "teacher.update_every_steps=1", "cluster.n_gpus_per_node=4")
-    with run(tmp_path, *SMALL, *models, *place) as started:
+    with run(tmp_path, *SMALL, *models, *place, *follows) as started:
         assert started.end() == 0, started.output + started.errors
         assert started.remains() == []
     divergence = metrics(started, "teacher/reverse_kl")

@@ -8,6 +8,7 @@ from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.section import PATH, Section
 
 _ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)
+_FIXED = Ignored("`teacher.update_every_steps` is null", lambda at: at.section.update_every_steps is None)
 _OWN_SERVERS = Ignored("`teacher.url` is null", lambda at: at.section.url is None)
 _NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == "sglang")
 
@@ -36,8 +37,15 @@ class TeacherConfig(Section):
         None,
         ge=1,
         description=(
-            "Training steps between updates of the teacher at `path` to the policy's weights; null: the teacher is"
+            "Training steps between updates of the teacher at `path` to the weights of `follows`; null: the teacher is"
             " fixed."
+        ),
+    )
+    follows: Annotated[Literal["actor", "ref"], _ELSEWHERE, _FIXED] = Field(
+        "actor",
+        description=(
+            "Model whose weights the teacher takes: the policy, or the reference, which is an average of the policy with"
+            " `ref.ema_decay`."
         ),
     )
     url: str | None = Field(
