@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from running import run
+from running import ROOT, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from areal_like.checkpoint.journal import Journal, Step, read_header
@@ -28,9 +28,28 @@ TINY = (
 )
 
 
+# at tokens of a response, and at turns of an agent
+BRANCHES = {
+    "tokens": ("rollout.branch={after: [1, 2]}",),
+    "turns": (
+        *("rollout.branch={after: [1], width: 4}", f"workflow={ROOT / 'examples/workflows/retry.py'}:run"),
+        *("episode.max_tokens=110", "episode.max_turns=2"),
+    ),
+}
+
+
 def steps_of(directory: Path) -> list[Step]:
     file = directory / DIRECTORY / JOURNAL
     return Journal(file, read_header(file)["data"]).steps()
+
+
+def check_exactly_once(directory: Path) -> None:
+    """Check that a run of `STEPS` steps has trained each group once, and nothing is left over."""
+    state = newest(directory / DIRECTORY)[0].state
+    assert (state.version, state.started, state.untrained) == (STEPS, STEPS * BATCH, ())
+    steps = steps_of(directory)
+    assert [step.version for step in steps] == list(range(1, STEPS + 1))
+    assert sorted(group for step in steps for group in step.groups) == list(range(STEPS * BATCH))
 
 
 def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
@@ -42,14 +61,11 @@ def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
         assert second.end() == 0, second.errors
         assert [*first.remains(), *second.remains()] == []
 
-    state = newest(second.directory / DIRECTORY)[0].state
-    assert (state.version, state.started, state.untrained) == (STEPS, STEPS * BATCH, ())
+    check_exactly_once(second.directory)
     assert f"resuming from {second.directory / DIRECTORY / 'step-'}" in second.output
     assert min(second.steps()) > 1
 
     steps = steps_of(second.directory)
-    assert [step.version for step in steps] == list(range(1, STEPS + 1))
-    assert sorted(group for step in steps for group in step.groups) == list(range(STEPS * BATCH))
     loaded = load(second.directory / "config.yaml", ["trial_name=other"])
     prompts = PromptStream(preflight(loaded).job.train_prompts, shuffle=True, seed=loaded.config.seed)
     assert all(
@@ -67,3 +83,18 @@ def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
     summary = json.loads((second.directory / "summary.json").read_text())
     assert (summary["steps"], list(summary["rewards"])) == (STEPS, [str(step) for step in range(1, STEPS + 1)])
     assert len(list((second.directory / DIRECTORY).glob("step-*"))) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_a_killed_run_with_branches_trains_each_group_once(tmp_path: Path, branches: str) -> None:
+    overrides = (*TINY, "gconfig.n_samples=4", "actor.backend=megatron:d1", *BRANCHES[branches])
+    with run(tmp_path, *overrides) as first:
+        first.wait_for_step(4)
+        os.killpg(first.process.pid, signal.SIGKILL)
+        assert first.end() == -signal.SIGKILL
+    with run(tmp_path, *overrides) as second:
+        assert second.end() == 0, second.errors
+        assert [*first.remains(), *second.remains()] == []
+    assert min(second.steps()) > 1
+    check_exactly_once(second.directory)
