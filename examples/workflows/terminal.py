@@ -4,30 +4,34 @@ import itertools
 import random
 
 LETTERS = "abcd"
-KINDS = {  # task, command that does it, what is there before, and the test
-    "copy {x} to {y}": ("cp {x} {y}", "echo {n} > {x}", '[ "$(cat {x}) $(cat {y})" = "{n} {n}" ]'),
-    "move {x} to {y}": ("mv {x} {y}", "echo {n} > {x}", '[ ! -e {x} ] && [ "$(cat {y})" = {n} ]'),
-    "write {n} to {x}": ("echo {n} > {x}", "echo {y} > {x}", '[ "$(cat {x})" = {n} ]'),
-    "remove {x}": ("rm {x}", "touch {x} {y}", "[ ! -e {x} ] && [ -e {y} ]"),
-    "make folder {x}": ("mkdir {x}", "touch {y}", "[ -d {x} ] && [ -f {y} ]"),
+KINDS = {  # task, right command, wrong command that people have typed too, what is there before, and the test
+    "copy {x} to {y}": ("cp {x} {y}", "mv {x} {y}", "echo {n} > {x}", '[ "$(cat {x}) $(cat {y})" = "{n} {n}" ]'),
+    "move {x} to {y}": ("mv {x} {y}", "cp {x} {y}", "echo {n} > {x}", '[ ! -e {x} ] && [ "$(cat {y})" = {n} ]'),
+    "empty {x}": ("> {x}", "rm {x}", "echo {n} > {x}", "[ -e {x} ] && [ ! -s {x} ]"),
+    "remove {x}": ("rm {x}", "rm *", "touch {x} {y}", "[ ! -e {x} ] && [ -e {y} ]"),
+    "make folder {x}": ("mkdir {x}", "touch {x}", "touch {y}", "[ -d {x} ] && [ -f {y} ]"),
 }
 
 
-def tasks(seed, size, test):
-    """Rows of the training set, or of the test set, which has other combinations of file names."""
+def tasks(seed, size, test, wrong=0.0):
+    """Rows of the training set, or of the test set, which has other combinations of file names.
+
+    `wrong` is the share of reference answers that do not solve their task.
+    """
     rng = random.Random(seed)
     names = [(x, y) for x, y in itertools.permutations(LETTERS, 2) if ((ord(x) + 3 * ord(y)) % 5 == 0) == test]
     rows = []
     for _ in range(size):
-        (x, y), n, task = rng.choice(names), rng.randrange(10), rng.choice(list(KINDS))
-        question, answer, before, check = (text.format(x=x, y=y, n=n) for text in (task, *KINDS[task]))
+        (x, y), n, task = rng.choice(names), rng.randrange(4), rng.choice(list(KINDS))
+        question, right, habit, before, check = (text.format(x=x, y=y, n=n) for text in (task, *KINDS[task]))
+        answer = habit if rng.random() < wrong else right
         messages = [{"role": "user", "content": question}]
         rows.append({"question": messages, "answer": answer, "before": before, "test": check})
     return rows
 
 
 def train():
-    return tasks(seed=0, size=8192, test=False)
+    return tasks(seed=0, size=8192, test=False, wrong=0.6)
 
 
 def test():
@@ -35,13 +39,8 @@ def test():
 
 
 async def run(row, client, sandbox):
-    messages = list(row["question"])
     await sandbox.run(row["before"])
-    for reward in (1.0, 0.5):  # a second command may mend the first
-        completion = await client.chat.completions.create(model="policy", messages=messages)
-        answer = completion.choices[0].message
-        result = await sandbox.run((answer.content or "").replace("\0", ""), timeout_s=5)
-        if (await sandbox.run(row["test"])).status == 0:
-            return reward
-        messages += [answer, {"role": "user", "content": f"status {result.status}"}]
-    return 0.0
+    completion = await client.chat.completions.create(model="policy", messages=row["question"])
+    command = completion.choices[0].message.content or ""
+    await sandbox.run(command.replace("\0", ""), timeout_s=5)
+    return float((await sandbox.run(row["test"])).status == 0)
