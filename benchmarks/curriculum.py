@@ -2,9 +2,9 @@
 
     python -m benchmarks.curriculum [--variants grpo,curriculum] [--seeds 1,2,3] [--limit-s 900] [key=value ...]
 
-Every variant trains 512 samples per step: 64 prompts with 8 samples each, or 512 prompts with one. The data are those
-of the CPU demo, or of `varied_difficulty.py`. Figures are merged into the result file, which docs/benchmarks.md shows.
-A run that exceeds the limit is stopped, and its last evaluation counts.
+A step of the CPU demo's data has 512 samples: 64 prompts with 8 samples each, or 512 prompts with one. A step of the
+data of `varied_difficulty.py` has 32 prompts with 8 samples each. Figures are merged into the result file, which
+docs/benchmarks.md shows. A run that exceeds the limit is stopped, and its last evaluation counts.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ SHARED = ("evaluator.freq_steps=5", "total_train_steps=60")
 SINGLE = ("algorithm=single_rollout", "gconfig.n_samples=1", "train_dataset.batch_size=512", "total_train_epochs=10")
 CURRICULUM = ("train_dataset.curriculum={}",)
 DATA = {"train_dataset": "train", "valid_dataset": "test"}
-VARIED = tuple(f"{kind}.path=benchmarks/varied_difficulty.py:{name}" for kind, name in DATA.items())
+VARIED = (
+    *(f"{section}.path=benchmarks/varied_difficulty.py:{name}" for section, name in DATA.items()),
+    "train_dataset.batch_size=32",
+)
 VARIANTS = {
     "grpo": (),
     "curriculum": CURRICULUM,
     "single_rollout": SINGLE,
     "single_rollout_curriculum": (*SINGLE, *CURRICULUM),
     "varied": VARIED,
-    "varied_curriculum": (*VARIED, "train_dataset.curriculum={low: 0.2}"),
+    "varied_curriculum": (*VARIED, "train_dataset.curriculum={field: kind, low: 0.2, high: 0.97}"),
 }
 
 

@@ -14,12 +14,12 @@ SIZE, MAX_NUMBER = 8192, 5
 def train() -> list[dict[str, str]]:
     """Return the training rows: a quarter sums, as in the demo; the rest copies and unanswerable questions."""
     rng = random.Random(0)
-    rows = generate(SIZE // 4, MAX_NUMBER, 0, "train")
+    rows = [row | {"kind": "sum"} for row in generate(SIZE // 4, MAX_NUMBER, 0, "train")]
     while len(rows) < SIZE:
         name, things, n = rng.choice(NAMES), rng.choice(THINGS), rng.randrange(11)
-        number = f"{n} " if len(rows) % 2 else ""
-        question = f"{name} has {number}{things}. How many {things} does {name} have now?"
-        rows.append({"question": question, "answer": f"#### {n}"})
+        kind = rng.choice(["copy", "unanswerable"])
+        question = f"{name} has {f'{n} ' if kind == 'copy' else ''}{things}. How many {things} does {name} have now?"
+        rows.append({"question": question, "answer": f"#### {n}", "kind": kind})
     rng.shuffle(rows)
     return rows
 

@@ -136,14 +136,14 @@ samples and CPU seconds (of all processes) are more comparable than seconds. The
 CURRICULUM = """
 ## Curriculum and single rollouts
 
-Runs with 512 samples per step, evaluated every 5 steps, on two busy cores, one number per seed
+Runs on two busy cores, evaluated every 5 steps, one number per seed
 ([file](../benchmarks/results/curriculum_cpu.json), `python -m benchmarks.curriculum`).
 
 - **The CPU demo.** It has 1,444 different training prompts, and a step trains 64. In 25 steps a run visits 1,600 rows, of which about
   940 are first visits of their prompt, and a curriculum can only skip prompts that it has visited. So no gain is expected here.
 - **Varied difficulty.** One training row in four is a sum of the demo. The others are questions whose answer is a number in the text,
-  and questions without the numbers that the answer needs
-  ([file](../benchmarks/varied_difficulty.py)). The evaluation has sums only.
+  and questions without the numbers that the answer needs ([file](../benchmarks/varied_difficulty.py)). The evaluation has sums only.
+  The curriculum knows the success rate of each of the three kinds after a step.
 """
 SOAK = """
 ## Killed runs
