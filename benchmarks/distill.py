@@ -4,8 +4,8 @@
 
 Without --teacher the CPU demo trains one first. GRPO has groups of 8 samples, as in the CPU demo, and is run with the
 demo's two mini-batches and with as many as distillation has. All runs have the same student, number of steps and
-evaluations. Tokens are those of the ledger (`tokens/generated`), of training only. Figures go to the result file after
-each run.
+evaluations. Tokens are those of the ledger without evaluations (`tokens/generated` minus `tokens/evaluated`). Figures
+go to the result file after each run.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def figures(directory: Path, target: float) -> dict[str, Any]:
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
         if "tokens/generated" in entry:
-            tokens[entry["step"]] = entry["tokens/generated"]
+            tokens[entry["step"]] = entry["tokens/generated"] - entry["tokens/evaluated"]
         if "reward/held_out" in entry:
             held_out[entry["step"]] = entry["reward/held_out"]
     reached = next((step for step, reward in held_out.items() if reward >= target), None)
