@@ -64,6 +64,7 @@ def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Float
     modes = {
         "token_mean": None,
         "sequence_mean": sequence_mean,
+        "sequence_sum": partial(constant_length, length=1),
         "constant": partial(constant_length, length=longest),
     }
     return modes[settings.loss_agg_mode]

@@ -51,7 +51,7 @@ class Settings:
     turn_discount: float = 1.0
     branch_baseline: Literal["group", "parent"] = "group"
     gae_lambda: float = 1.0
-    loss_agg_mode: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    loss_agg_mode: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
     overlong_penalty_factor: float = 0.0
     overlong_tokens: int | None = None
     dynamic_sampling: bool = False

@@ -123,6 +123,14 @@ def test_sequences_that_are_divided_by_a_constant_length():
     assert (loss * weights * mask).sum() / mask.sum() == pytest.approx((5 / 10 + 6 / 10) / 2)
 
 
+def test_sequence_sum_is_the_mean_over_sequences_of_the_sums_over_their_tokens():
+    mask, loss = np.array([0, 1, 0, 1, 1, 1], np.float32), np.array([9, 5, 9, 1, 2, 3])
+    algorithm = make_algorithm(RunConfig.model_validate({**RUN, "actor": {"loss_agg_mode": "sequence_sum"}}))
+    assert algorithm.weights is not None
+    weights = algorithm.weights(mask, np.array([2, 4], np.int32))
+    assert (loss * weights * mask).sum() / mask.sum() == pytest.approx((5 + 6) / 2)
+
+
 @pytest.mark.parametrize("weights", [None, sequence_mean, partial(constant_length, length=10)])
 def test_what_has_no_advantage_can_be_left_out_and_the_others_count_as_before(weights):
     """The loss of a token is its advantage times its position here, averaged as the engine does it."""

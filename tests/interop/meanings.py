@@ -73,6 +73,11 @@ rollout.agent={tool_call_parser: qwen25} -> episode.tool_call_parser = qwen25
 -> rollout.router_replay = "off"
 rollout.return_routed_experts=true -> rollout.router_replay = auto
 rollout.return_routed_experts=false -> rollout.router_replay = "off"
+actor.path=/models/Qwen2.5-VL-3B-Instruct -> allocation_mode = "sglang:d4+fsdp:d4"
+actor.path=/models/Qwen2.5-VL-3B-Instruct train_dataset.path=hiyouga/geometry3k -> actor.path = /models/Qwen2.5-VL-3B-Instruct
+actor.path=/models/Qwen2-VL-7B -> !
+actor.path=/models/Qwen3-VL-30B-A3B-Instruct -> !
+train_dataset.path=BUAADreamer/clevr_count_70k -> !
 rollout.return_routed_experts=true sglang.enable_return_routed_experts=true actor.megatron.enable_router_replay=true -> rollout.router_replay = auto
 rollout.scheduling_strategy={type: colocation, target: actor} -> allocation_mode = "sglang:d4|megatron:d4"
 rollout.scheduling_strategy={type: colocation, target: actor} -> cluster.n_nodes = 1
@@ -100,7 +105,6 @@ gconfig.top_p=0.9 -> !
 gconfig.greedy=true -> !
 actor.temperature=0.5 -> !
 actor.no_such_key=1 -> !
-actor.path=Qwen/Qwen2.5-VL-3B-Instruct -> !
 """
 VERL_BASE = """python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=/data/train.parquet
 data.val_files=/data/test.parquet actor_rollout_ref.model.path=/models/qwen actor_rollout_ref.rollout.name=sglang
@@ -148,7 +152,7 @@ A.clip_ratio_high=0.28 -> actor.eps_clip_higher = 0.28
 A.clip_ratio_c=10.0 -> actor.c_clip = 10.0
 A.loss_agg_mode=seq-mean-token-mean -> actor.loss_agg_mode = sequence_mean
 A.loss_agg_mode=seq-mean-token-sum-norm -> actor.loss_agg_mode = constant
-A.loss_agg_mode=seq-mean-token-sum -> !
+A.loss_agg_mode=seq-mean-token-sum -> actor.loss_agg_mode = sequence_sum
 A.use_kl_loss=True -> actor.kl_loss_coef = 0.001
 A.use_kl_loss=True -> actor.kl_estimator = k3
 A.use_kl_loss=True A.kl_loss_coef=0.5 A.kl_loss_type=mse -> actor.kl_estimator = k2
@@ -206,7 +210,17 @@ M.lora_rank=64 M.lora_alpha=32 -> actor.lora_rank = 64
 trainer.total_training_steps=100 -> total_train_steps = 100
 my.own=1 -> !
 data.train_files=/data/geo3k/train.parquet -> !
-M.path=/models/Qwen2.5-VL-7B-Instruct -> !
+data.image_key=images -> !
+M.path=/models/Qwen2.5-VL-7B-Instruct data.video_key=clips -> !
+M.path=/models/Qwen2.5-VL-7B-Instruct -> actor.freeze_vision_tower = False
+M.path=/models/Qwen2.5-VL-7B-Instruct A.freeze_vision_tower=True -> actor.freeze_vision_tower = True
+M.path=/models/Qwen3-VL-8B-Instruct data.image_key=pictures -> train_dataset.image_field = pictures
+M.path=/models/Qwen3-VL-8B-Instruct data.image_key=pictures -> valid_dataset.image_field = pictures
+M.path=/models/Qwen3-VL-8B-Instruct M.lora_rank=8 -> !
+M.path=/models/Qwen3-VL-8B-Instruct M.lora_rank=8 M.exclude_modules='.*visual.*' -> actor.lora_rank = 8
+M.path=/models/Qwen3-VL-30B-A3B-Instruct -> !
+M.path=/models/GLM-4.1V-9B-Thinking -> !
+M.path=/models/MiniCPM-o-2_6 -> !
 """
 VERL = (
     _VERL
@@ -292,6 +306,10 @@ SLIME = """
 --use-rollout-routing-replay -> rollout.router_replay = auto
 --use-routing-replay --use-rollout-routing-replay -> rollout.router_replay = auto
 --use-routing-replay -> !
+--hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> train_dataset.image_field = pictures
+--hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> allocation_mode = "sglang:d8|fsdp:d8"
+--hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"video": "clips"}' -> !
+--hf-checkpoint /models/Qwen3.5-27B --multimodal-keys '{"image": "images"}' -> !
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.importance_sampling_level = sequence
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.eps_clip = 0.2
 --advantage-estimator reinforce_plus_plus --normalize-advantages -> algorithm = reinforce_pp
@@ -373,6 +391,12 @@ actor_train.training_args.lr_scheduler_type=constant -> actor.optimizer.lr_sched
 adv_estimator=reinforce -> actor.reward_norm.mean_level = None
 adv_estimator=reinforce norm_mean_type=batch norm_std_type=group -> actor.reward_norm.std_level = group
 adv_estimator=reinforce whiten_advantages=true -> actor.adv_norm.std_level = batch
+pretrain=/models/Qwen3-VL-4B-Thinking -> allocation_mode = "fsdp:d4+sglang:d4"
+pretrain=/models/Qwen3-VL-4B-Thinking -> actor.ppo_n_minibatches = 4
+pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefix=vision_model -> actor.freeze_vision_tower = True
+pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefix=vision_model.blocks -> !
+pretrain=/models/Qwen3-VL-4B-Thinking actor_train.data_args.video_folder=/clips -> !
+pretrain=/models/Qwen3-VL-30B-A3B-Instruct -> !
 adv_estimator=reinforce reward_clip=10 -> actor.reward_clip = 10
 adv_estimator=gae value_clip=0.5 -> critic.eps_clip = 0.5
 adv_estimator=gae value_clip=0.5 -> actor.gae_lambda = 0.95
@@ -439,7 +463,7 @@ rollout_mock={enable: true, mode: mock} -> !
 train_env_manager={group_size: 4, tags: [A]} reward_normalization={grouping: tags, method: mean_std} -> actor.reward_norm.std_level = batch
 train_env_manager={group_size: 4} batch_adjust_mode=delete -> !
 actor_infer.generating_args={stop_strings: ["</code>"]} -> !
-loss_agg_mode=seq-mean-token-sum -> !
+loss_agg_mode=seq-mean-token-sum -> actor.loss_agg_mode = sequence_sum
 no_such_key=1 -> !
 """
 TRINITY_BASE = """
@@ -526,6 +550,9 @@ buffer.train_batch_size=100 -> !
 mode=train -> !
 model.top_p=0.9 -> !
 no_such_section.key=1 -> !
+model.model_path=/models/Qwen2.5-VL-3B-Instruct buffer.explorer_input.taskset.format={image_key: pictures} -> train_dataset.image_field = pictures
+buffer.explorer_input.taskset.format={image_key: images} -> !
+model.model_path=/models/Qwen2.5-VL-3B-Instruct buffer.explorer_input.taskset.format={video_key: clips} -> !
 """
 SYSTEMS = {
     "areal": (AREAL_BASE, AREAL),

@@ -138,7 +138,7 @@ AREAL: Table = {
     **{f"sglang.{k}": drop("the actor's value is used") for k in ("model_path", "dtype", "skip_tokenizer_init")},
     "sglang.random_seed": drop("derived from seed"),
     **{f"sglang.{k}": drop("use actor.use_lora") for k in ("enable_lora", "max_lora_rank", "lora_backend")},
-    "sglang.enable_multimodal": changes(shared.IMAGES, False),
+    "sglang.enable_multimodal": drop("servers take images whenever the model does"),
     "sglang.kv_cache_dtype": changes("the KV cache uses the model's data type", "auto"),
     "sglang.dp_size": shared.LAYOUT,
     "sglang.ep_size": shared.LAYOUT,

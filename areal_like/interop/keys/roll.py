@@ -180,8 +180,8 @@ ROLL: Table = {
     "actor_train.model_args.lora_alpha": rename("actor.lora_alpha"),
     "actor_train.model_args.lora_target": together("actor.target_modules"),
     "actor_train.model_args.freeze_module_prefix": changes(
-        "either all weights or adapters are trained (actor.use_lora)",
-        *("vision_model", "model.visual"),  # which text does not pass
+        "only the vision tower with its projection can be frozen (actor.freeze_vision_tower)",
+        *("vision_model", "model.visual"),
     ),
     "actor_train.model_args.model_type": shared.SPEED,
     "actor_train.model_args": shared.SPEED,
@@ -191,6 +191,11 @@ ROLL: Table = {
     "actor_train.data_args.response": rename("train_dataset.answer_field"),
     "actor_train.data_args.domain_interleave_probs": together("train_dataset.mixture"),
     "actor_train.data_args.template": drop("the tokenizer's chat template is used"),
+    **{f"actor_train.data_args.image_{bound}_pixels": together("train_dataset.path") for bound in ("min", "max")},
+    **{
+        f"actor_train.data_args.{k}": changes(shared.VIDEO)
+        for k in ("video_folder", "video_total_pixels", "audio_folder")
+    },
     "actor_train.data_args": shared.SPEED,
     f"{_CONFIG}.use_distributed_optimizer": rename("actor.megatron.use_distributed_optimizer"),
     **{

@@ -1,7 +1,5 @@
 """Entries, reasons and values that several tables share."""
 
-import re
-
 from allocation.convert import megatron
 from areal_like.interop.keys.entries import Table, drop
 
@@ -10,8 +8,7 @@ DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer
 PACKED = "micro-batches are packed up to mb_spec.max_tokens_per_mb; their size does not change the gradient"
 REPORT = drop("console, TensorBoard and a report are written (stats_logger)")
 HELD_OUT = drop("set evaluation prompts in valid_dataset, or several sets in evaluator.datasets")
-IMAGES = "images, audio and video are not supported: prompts are text"
-WITH_IMAGES = re.compile(r"(?i)[-_]vl(?![a-z])|omni|geo(?:metry)?3k|clevr|mm_eureka|one-rl-to-see")  # models and data
+VIDEO = "video and audio are not supported"
 NO_ALGORITHM = "this algorithm is not built in: write a function and set algorithm=my_file.py:make (docs/algorithms.md)"
 PATTERN = "samples are drawn from the full distribution, which SGLang's log-probs describe"
 TRAINERS_ROUTES = "only the servers' routes are replayed (rollout.router_replay=auto), not the trainer's own"

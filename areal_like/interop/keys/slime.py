@@ -65,7 +65,7 @@ SLIME: Table = {
     "metadata-key": drop("rewards and workflows receive the whole row"),
     "apply-chat-template": together("train_dataset.prompt_field"),
     "apply-chat-template-kwargs": together("train_dataset.chat_template_kwargs"),
-    "multimodal-keys": changes(shared.IMAGES),
+    "multimodal-keys": together("train_dataset.image_field"),
     "rollout-shuffle": rename("train_dataset.shuffle"),
     "rm-type": together("reward.function"),
     "custom-rm-path": together("reward.function"),

@@ -140,7 +140,7 @@ VERL: Table = {
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     f"{_ACTOR}.tau_pos": together("actor.sapo_tau_pos"),
     f"{_ACTOR}.tau_neg": together("actor.sapo_tau_neg"),
-    f"{_ACTOR}.freeze_vision_tower": changes(shared.IMAGES, False),
+    f"{_ACTOR}.freeze_vision_tower": rename("actor.freeze_vision_tower"),
     f"{_MODEL}.path": rename("actor.path"),
     f"{_MODEL}.tokenizer_path": rename("tokenizer_path"),
     f"{_MODEL}.enable_gradient_checkpointing": rename("actor.megatron.recompute_granularity", _FULL),
@@ -152,7 +152,7 @@ VERL: Table = {
     f"{_MODEL}.lora.target_modules": together("actor.target_modules"),
     f"{_MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
     f"{_MODEL}.lora": shared.SPEED,
-    f"{_MODEL}.exclude_modules": changes("name the layers in actor.target_modules"),
+    f"{_MODEL}.exclude_modules": changes("name the layers in actor.target_modules", ".*visual.*"),
     f"{_MODEL}.lora_adapter_path": changes("adapters always start untrained"),
     f"{_MODEL}.external_lib": changes("only the run's own code is imported"),
     f"{_MODEL}.custom_chat_template": changes("the tokenizer's chat template is used"),
@@ -209,8 +209,8 @@ VERL: Table = {
     "data.custom_cls.path": together("train_dataset.path"),
     "data.custom_cls": drop("write a function that returns the rows: train_dataset.path=my_data.py:rows"),
     "data.sampler": changes("prompts are shuffled every epoch"),
-    "data.image_key": together("train_dataset.path"),
-    "data.video_key": changes(shared.IMAGES, "videos"),
+    "data.image_key": rename("train_dataset.image_field"),
+    "data.video_key": changes(shared.VIDEO, "videos"),
     "data.tool_config_path": together("workflow"),
     **{
         f"data.{k}": shared.SPEED

@@ -1,6 +1,7 @@
 """Values that follow from several of AReaL's keys."""
 
-from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, WITH_IMAGES
+from areal_like.interop.keys.shared import NO_ALGORITHM
+from areal_like.interop.rules.images import sees_images, write_rows
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
@@ -105,9 +106,8 @@ def _data(peer: Translation) -> None:
     longest = peer.get("train_dataset.max_length")
     if longest is not None:
         peer.ours |= {"train_dataset.max_prompt_length": longest, "train_dataset.overlong_prompts": "drop"}
-    path, model = str(peer.get("train_dataset.path") or ""), str(peer.get("actor.path") or "")
-    if WITH_IMAGES.search(f"{path} {model}"):
-        peer.changes["train_dataset.path"] = f"{path} of {model}: {IMAGES}"
+    if sees_images(peer, "actor.path", ("train_dataset.path", "valid_dataset.path")):
+        write_rows(peer, f"AReaL's code for {peer.get('train_dataset.path')} words the prompts and crops the images")
     for data in ("train_dataset", "valid_dataset"):
         if str(peer.get(f"{data}.path")).rstrip("/").endswith("gsm8k"):
             peer.ours[f"{data}.name"] = "main"

@@ -4,7 +4,8 @@ import math
 import re
 from typing import Any
 
-from areal_like.interop.keys.shared import ALL_WORDS, IMAGES, NO_ALGORITHM, WITH_IMAGES
+from areal_like.interop.keys.shared import ALL_WORDS, NO_ALGORITHM
+from areal_like.interop.rules.images import sees_images, write_rows
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
@@ -217,11 +218,20 @@ def _turn_limits(peer: Translation) -> list[float]:
     return [value for value in found if value]
 
 
+def _images(peer: Translation) -> None:
+    """Write what is trained of a model of text and images; ROLL bounds the size of images by keys of its own."""
+    own = "actor_train.model_args.model_name_or_path"
+    if not sees_images(peer, own if peer.get(own) else "pretrain", _PATHS):
+        return
+    if peer.get("actor_train.model_args.freeze_module_prefix") in ("vision_model", "model.visual"):
+        peer.ours["actor.freeze_vision_tower"] = True
+    if not any(peer.keys_below("train_env_manager")):
+        most = peer.get("actor_train.data_args.image_max_pixels") or 4096 * 4096
+        write_rows(peer, f"ROLL words the prompts and shrinks images to {most} pixels")
+
+
 def _data(peer: Translation) -> None:
     peer.ours["train_dataset.overlong_prompts"] = "drop"
-    for key in ("actor_train.model_args.model_name_or_path", "pretrain", *_PATHS):
-        if (named := peer.get(key)) and WITH_IMAGES.search(str(named)):
-            peer.changes[key] = f"{named}: {IMAGES}"
     train, held_out = (peer.get(key) for key in _PATHS)
     files = train if isinstance(train, list) else [train] if train else []
     if len(files) == 1:
@@ -230,6 +240,7 @@ def _data(peer: Translation) -> None:
         peer.fill("train_dataset.path", f"one of {', '.join(map(str, files))}; set the others in train_dataset.mixture")
     if held_out:
         peer.ours["valid_dataset.path"] = held_out[0] if isinstance(held_out, list) else held_out
+    _images(peer)
     if "actor_train.data_args.messages" in peer.said:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")
     if peer.get("sequence_length") and peer.get("response_length") is None and not _turn_limits(peer):

@@ -2,7 +2,8 @@
 
 import json
 
-from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
+from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES, VIDEO
+from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
@@ -35,6 +36,7 @@ def rules(peer: Translation, text: str) -> None:
     if any(mark in text for mark in _STREAMED):
         peer.ours["rollout.max_head_offpolicyness"] = 1
     _user_code(peer)
+    _images(peer)
     if peer.get("loss-type") == "sft_loss":
         train_on_dataset(peer, "sft", peer.ours.get("actor.ppo_n_minibatches", 1))
     elif peer.is_on("debug-train-only"):
@@ -98,6 +100,22 @@ def _critic(peer: Translation) -> None:
         peer.unneeded["critic-load"] = "the critic starts from the actor's weights; critic.path names others"
     if peer.get("critic-lr"):
         peer.ours["critic.optimizer.lr"] = peer.get("critic-lr")
+
+
+def _images(peer: Translation) -> None:
+    """Write the column of images, which slime names in JSON by kind."""
+    sees_images(peer, "hf-checkpoint", ("prompt-data",), "multimodal-keys")
+    if (named := peer.get("multimodal-keys")) is None:
+        return
+    try:
+        columns = dict(json.loads(str(named)))
+    except ValueError:
+        columns = {}
+        peer.fill("train_dataset.image_field", f"{named} is not JSON")
+    if "image" in columns:
+        peer.ours["train_dataset.image_field"] = columns.pop("image")
+    if columns:
+        peer.changes["multimodal-keys"] = f"{', '.join(columns)}: {VIDEO}"
 
 
 def _user_code(peer: Translation) -> None:

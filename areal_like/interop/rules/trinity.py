@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from areal_like.interop.keys.shared import NO_ALGORITHM
+from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, replays_routes, split_list
 
@@ -142,6 +143,7 @@ def _verls_optimizers(peer: Translation) -> None:
 
 def _tasks(peer: Translation) -> None:
     peer.ours["train_dataset.shuffle"] = False
+    sees_images(peer, "model.model_path", (f"{_TASKS}.path",), f"{_TASKS}.format.image_key")
     keys = ("buffer.explorer_input.default_workflow_type", f"{_TASKS}.default_workflow_type")
     workflow = peer.get(*keys)
     if workflow and str(workflow) not in _PLAIN_WORKFLOWS:

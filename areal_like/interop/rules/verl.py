@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 from areal_like.interop.keys import is_sft_command
-from areal_like.interop.keys.shared import IMAGES, NO_ALGORITHM, TRAINERS_ROUTES, WITH_IMAGES
+from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
+from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.offline import imitate_in_verl
 from areal_like.interop.rules.translation import Translation
 
@@ -25,6 +26,7 @@ _ESTIMATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # preset,
 AGGREGATIONS = {
     "token-mean": "token_mean",
     "seq-mean-token-mean": "sequence_mean",
+    "seq-mean-token-sum": "sequence_sum",
     "seq-mean-token-sum-norm": "constant",
 }
 _LOSSES = {"vanilla": None, **{name: name for name in ("gspo", "cispo", "sapo", "cpgd")}, "geo_mean": "gmpo"}
@@ -195,11 +197,9 @@ def _data(peer: Translation) -> None:
     if how is None and not filtered:
         peer.changes["data.truncation"] = f"{peer.get('data.truncation')}: the last tokens of a prompt are kept"
     peer.ours["train_dataset.answer_field"] = "reward_model.ground_truth"
-    if peer.said.get("data.image_key") not in (None, "images") or "image_key" in str(sorted(peer.said)):
-        peer.changes["data.image_key"] = IMAGES
-    named = [f"{_MODEL}.path", "data.train_files", "data.val_files"]
-    for key in [key for key in named if WITH_IMAGES.search(str(peer.get(key)))]:
-        peer.changes[key] = f"{peer.get(key)}: {IMAGES}"
+    seeing = sees_images(peer, f"{_MODEL}.path", ("data.train_files", "data.val_files"), "data.image_key")
+    if seeing and peer.ours.get("actor.use_lora") and "visual" not in str(peer.get(f"{_MODEL}.exclude_modules")):
+        peer.changes[f"{_MODEL}.exclude_modules"] = "adapters are those of the language model, not of the vision tower"
     if peer.get("data.custom_cls.path"):
         peer.fill("train_dataset.path", "data.custom_cls: write the rows as my_data.py:rows")
     names = ("multi_turn.enable", "agent.default_agent_loop", "agent.agent_loop_config_path")

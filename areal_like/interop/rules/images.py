@@ -1,0 +1,55 @@
+"""Models of text and images: whether this engine trains the model, and a layout that takes images."""
+
+import re
+
+from allocation import compile
+from areal_like.interop.rules.translation import MISSING, Translation
+
+_MODELS = re.compile(r"(?i)[-_]vl(?![a-z])|glm-?4[._]?\dv|minicpm-?[ov]|omni|openvla")
+_TRAINED = re.compile(r"(?i)qwen2[._]5[-_]vl|qwen3[-_]vl(?!.*-a\d+b)")  # dense models alone
+_DATA = re.compile(r"(?i)geo(?:metry)?3k|clevr|mm_eureka|one-rl-to-see|virl39k")
+_SUPPORTED = "images are trained with models of Qwen2.5-VL and dense ones of Qwen3-VL (docs/vision.md)"
+_RESHARDED = "the trainer is FSDP on the same GPUs, because Megatron's takes no images"
+
+
+def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = (), image_key: str = "") -> bool:
+    """Return whether the model is one of text and images that is trained here; note another one that images need.
+
+    The model is known by its path, images by the names of the data or by the key of their column, `image_key`.
+    """
+    named = str(peer.get(model_key))
+    model = peer.missing.get("actor.path", "") if named == MISSING else named
+    data = [key for key in data_keys if _DATA.search(str(peer.get(key)))]
+    if _TRAINED.search(model):
+        _reshard(peer)
+        return True
+    if _MODELS.search(model):
+        peer.changes[model_key] = f"{named}: {_SUPPORTED}"
+    elif data or peer.said.get(image_key) is not None:
+        peer.changes[data[0] if data else image_key] = f"{_SUPPORTED}; the model is {named}"
+    return False
+
+
+def write_rows(peer: Translation, why: str) -> None:
+    """Leave images that the other system changes on their way to the user."""
+    for section in ("train_dataset", "valid_dataset"):
+        if f"{section}.path" in peer.ours:
+            peer.fill(f"{section}.path", f"{why}: write the rows as my_data.py:rows (docs/vision.md)")
+
+
+def _reshard(peer: Translation) -> None:
+    """Write an FSDP layout on the GPUs of a Megatron layout, and FSDP's names of Megatron's settings."""
+    layout = str(peer.ours.get("allocation_mode"))
+    if "megatron" not in layout:
+        return
+    sizes = next(engine.sizes for engine in compile(layout).engines if engine.role == "actor")
+    sizes_text = f"d{sizes.dp * sizes.tp * sizes.pp}" + (f"c{sizes.cp}" if sizes.cp > 1 else "")
+    peer.ours["allocation_mode"] = re.sub(r"megatron(\[\w+\])?:(\([^)]*\)|\w+)", rf"fsdp\1:{sizes_text}", layout)
+    peer.renamed["layout of the trainer"] = _RESHARDED
+    for key in [key for key in peer.ours if ".megatron." in key]:
+        role, _, name = key.partition(".megatron.")
+        if name == "param_offload" and peer.ours[key] is True:
+            peer.ours[f"{role}.offload"] = True
+        if name != "recompute_granularity":  # whose name under FSDP follows with the other roles'
+            del peer.ours[key]
+            peer.unneeded[key] = "it is Megatron's, and the trainer is FSDP"
