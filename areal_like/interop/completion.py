@@ -20,7 +20,15 @@ _DIVERGENCES = ("actor.kl_loss_coef", "actor.kl_ctl")
 _NORMS = ("actor.reward_norm", "actor.adv_norm")
 _ENDLESS = ("slime", "roll", "trinity")  # their number of steps counts, whatever the epochs
 _PACKED = ".mb_spec.max_tokens_per_mb"
-_READ = ("prompt_field", "answer_field", "max_prompt_length", "overlong_prompts", "prompt_suffix", "system_prompt", "image_field")
+_READ = (
+    "prompt_field",
+    "answer_field",
+    "max_prompt_length",
+    "overlong_prompts",
+    "prompt_suffix",
+    "system_prompt",
+    "image_field",
+)
 _TRAINED = (
     "actor.",
     "critic.",

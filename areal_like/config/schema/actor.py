@@ -200,14 +200,14 @@ class ActorConfig(EngineConfig):
     gae_lambda: Annotated[float | None, _OWN_LOSS, _NO_CRITIC] = Field(
         None, ge=0, le=1, description="λ of generalised advantage estimation; null: set by the algorithm."
     )
-    loss_agg_mode: Annotated[
-        Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None, _OWN_LOSS
-    ] = Field(
-        None,
-        description=(
-            "What has equal weight in the loss: each token, each sequence, or each token in a mean over the sequences' "
-            "sums (`sequence_sum`), which `constant` divides by `gconfig.max_new_tokens`; null: set by the algorithm."
-        ),
+    loss_agg_mode: Annotated[Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None, _OWN_LOSS] = (
+        Field(
+            None,
+            description=(
+                "What has equal weight in the loss: each token, each sequence, or each token in a mean over the sequences' "
+                "sums (`sequence_sum`), which `constant` divides by `gconfig.max_new_tokens`; null: set by the algorithm."
+            ),
+        )
     )
     overlong_penalty_factor: Annotated[float | None, _OWN_LOSS] = Field(
         None, ge=0, description="Maximum penalty of an overlong response (DAPO); null: set by the algorithm."
