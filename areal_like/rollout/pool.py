@@ -334,6 +334,24 @@ class ServerPool:
             for task in asking:
                 task.cancel()
 
+    async def end_unresponsive(self, servers: Sequence[Server]) -> None:
+        """Have servers ended whose schedulers do not answer although nothing occupies them; raise ServerError if any.
+
+        In a broadcast one of them makes all others late, whose limits may fire first.
+        """
+
+        async def ask(server: Server) -> None:
+            with suppress(ServerError):
+                await server.most_running(AFTERMATH_S)
+                responsive.add(server)
+
+        responsive: set[Server] = set()
+        await asyncio.gather(*map(ask, servers))
+        if hung := [server for server in servers if server in self.servers and server not in responsive]:
+            await asyncio.gather(*map(self._end, hung))
+            names = [server.name for server in hung]
+            raise ServerError(f"{', '.join(names)}: the scheduler does not answer", "late", names)
+
     async def _end(self, server: Server) -> None:
         """Report a hung server to the supervisor, and wait until it has left, if it does."""
         self._router.hung(server)

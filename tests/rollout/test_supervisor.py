@@ -20,10 +20,13 @@ from areal_like.experimental.elastic_servers import ElasticServers, Room
 from areal_like.rollout import router, supervisor
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import RECEIVE
 from areal_like.rollout.supervisor import Restarts, ServerSupervisor
+from areal_like.weights.collective.controller import CollectiveSync
 from areal_like.weights.disk.controller import DiskSync
-from areal_like.weights.sync import SyncSpec, publish
+from areal_like.weights.sync import SyncSpec, TensorSpec, publish
 
 pytestmark = pytest.mark.covers("server restart")
 
@@ -537,6 +540,47 @@ def test_drain_goes_on_without_a_server_that_hangs(tmp_path: Path):
             watching.cancel()
 
     asyncio.run(asyncio.wait_for(run(), HUNG_S))
+
+
+class Broadcasting:
+    """A trainer whose broadcasts end when those of all servers do."""
+
+    async def transfer(self, step: str, *args: Any, timeout_s: float | None = None) -> Any:
+        if step == "open":
+            return "127.0.0.1", 1
+        return [[TensorSpec("w", "float32", (2,), 8)]] if step == "layout" else None
+
+
+def test_a_broadcast_goes_on_without_the_server_that_hangs_in_it_whichever_is_late_first():
+    """All servers are late then, and the error may name one that only waits: here server 1."""
+
+    async def run() -> None:
+        hanging, other, said = FakeServer(generate), FakeServer(generate), []
+        async with serving(hanging, other) as urls, ServerPool(urls, "token", HUNG_S) as pool:
+            await opened(pool, 0)
+            actors = Actors(None, None, None)
+            watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
+
+            async def stop() -> Any:
+                hanging.answers |= {path: hang for path in (RECEIVE, "/server_info", "/destroy_weights_update_group")}
+                await asyncio.sleep(600)
+
+            async def wait_for_it() -> Any:
+                if not other.bodies(GIVE_UP):
+                    await asyncio.sleep(600)
+                other.version = "1"
+                return {"success": True, "message": "done"}
+
+            other.answers[RECEIVE], hanging.answers[RECEIVE] = wait_for_it, stop
+            sync = CollectiveSync(Broadcasting(), pool, SyncSpec(3, Path(), 1, "gloo", 1))  # type: ignore[arg-type]
+            await sync.connect()
+            await publish(sync, 1, 3)
+            assert actors.ended == [0]
+            assert [server.url for server in pool.serving] == [other.url]
+            assert pool.version == 1
+            watching.cancel()
+
+    asyncio.run(run())
 
 
 async def refuse() -> Any:

@@ -78,24 +78,31 @@ class CollectiveSync:
         await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
         async with self.pool.interrupt(version, deadline, self._joined):
             request = broadcast_request(self._group, [layout(bucket) for bucket in self._buckets], version)
-            async with self._given_up_on_failure():
+            async with self._given_up_on_failure(deadline):
                 await _together(
                     self._send_buckets(ahead, deadline),
                     *(server.receive(request, deadline.left) for server in self._joined),
                 )
 
     @asynccontextmanager
-    async def _given_up_on_failure(self) -> AsyncIterator[None]:
-        """Where the body fails, end the broadcast on all servers: those that are well may wait for one that is lost."""
+    async def _given_up_on_failure(self, deadline: Deadline) -> AsyncIterator[None]:
+        """Where the body fails, end the broadcast on all servers: those that are well may wait for one that is lost.
+
+        With gloo they answer then, and a server that does not is the one that hangs.
+        """
         try:
             yield
-        except (ServerError, WorkerError):
+        except (ServerError, WorkerError) as error:
 
             async def give_up(server: Server) -> None:
                 with suppress(ServerError):
                     await server.give_up_group(self._group, AFTERMATH_S)
 
-            await asyncio.gather(*(give_up(server) for server in self._joined if server in self.pool.servers))
+            present = [server for server in self._joined if server in self.pool.servers]
+            await asyncio.gather(*map(give_up, present))
+            if self.spec.backend == "gloo" and isinstance(error, ServerError) and error.fault == "late":
+                deadline.renew()
+                await self.pool.end_unresponsive(present)
             raise
 
     async def _send_buckets(self, prepared: int, deadline: Deadline) -> None:
