@@ -562,7 +562,7 @@ def test_a_broadcast_goes_on_without_the_server_that_hangs_in_it_whichever_is_la
             watching = asyncio.create_task(supervised(actors, pool, 3, 1, said.append).keep())
 
             async def stop() -> Any:
-                hanging.answers |= {path: hang for path in (RECEIVE, "/server_info", "/destroy_weights_update_group")}
+                hanging.answers |= dict.fromkeys((RECEIVE, "/server_info", "/destroy_weights_update_group"), hang)
                 await asyncio.sleep(600)
 
             async def wait_for_it() -> Any:
