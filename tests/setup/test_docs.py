@@ -60,6 +60,17 @@ def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
         assert [row for row in rows if len(re.findall(BAR, row)) != len(re.findall(BAR, head))] == []
 
 
+def test_commands_that_install_with_pip_name_the_python_that_it_accepts():
+    """Another version ends in pip's words, which do not say where the right one is."""
+    required = re.search(r'requires-python = "==(\d+\.\d+)', (ROOT / "pyproject.toml").read_text())
+    assert required
+    blocks = [block for page in PAGES for block in re.findall(r"(?s)```bash\n(.*?)```", page.read_text())]
+    lines = "\n".join(blocks).splitlines()
+    installs = [line for line in lines if "pip install" in line and "uv pip" not in line]
+    assert len(installs) >= 3
+    assert [line for line in installs if not line.startswith(f"python{required[1]} -m pip install")] == []
+
+
 def test_every_page_is_reached_by_links_from_the_readme():
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
