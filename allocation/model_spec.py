@@ -15,6 +15,7 @@ from typing import Any
 
 from allocation.config_problems import OPTIONAL, REQUIRED, problems
 from allocation.families import FAMILIES, USUAL, Family
+from allocation.vision import Tower, read_tower
 
 __all__ = [
     "FAMILIES", "Counted", "ModelError", "ModelSpec", "from_config", "from_counted", "known_models", "load_model",
@@ -54,7 +55,8 @@ class ModelSpec:
     latent attention (`q_rank` 0: queries are not compressed), `index_` to the indexer of sparse attention
     (DeepSeek-V3.2). `sliding_layers` attend to `window` tokens. `quantization` is the quantization method of the
     checkpoint, if any. `capped_attention` bounds attention scores, which needs them as a whole (Gemma 2). A model with
-    `known_family` False is counted as a dense model with the usual layers, unless it was `counted` otherwise.
+    `known_family` False is counted as a dense model with the usual layers, unless it was `counted` otherwise. A `tower`
+    computes images.
     """
 
     name: str
@@ -102,6 +104,7 @@ class ModelSpec:
     quantization: str = ""
     known_family: bool = True
     counted: Counted | None = None
+    tower: Tower | None = None
 
     @property
     def query_width(self) -> int:
@@ -119,6 +122,10 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
     """Return the spec of a Hugging Face config. Raises `ModelError` that lists every wrong field."""
     if not isinstance(config, Mapping):
         raise ModelError(f"{name}: a config must be a JSON object, not {type(config).__name__}")
+    try:
+        tower = read_tower(config)
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}") from error
     config = _text_part(config)
     family = _family(config, name)
     counts = {name: config[name] for name in _EXPERT_COUNTS if config.get(name) is not None}
@@ -160,6 +167,7 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         capped_attention=bool(config.get("attn_logit_softcapping")),
         quantization=_quantization(config),
         known_family=config["model_type"] in FAMILIES,
+        tower=tower,
     )
 
 
@@ -185,9 +193,10 @@ def sliding_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of a multimodal model's text part; whether the output layer is tied comes from the outer
-    config."""
+    config. Published Qwen2.5-VL have the fields of the text part beside `vision_config`."""
     if not isinstance(text := config.get("text_config"), Mapping):
-        return config
+        family = f"{config.get('model_type')}_text"
+        return {**config, "model_type": family} if "vision_config" in config and family in FAMILIES else config
     of_all = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if config.get(key) is not None}
     return {**text, **of_all}
 

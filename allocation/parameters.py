@@ -54,11 +54,12 @@ class Parameters:
 
 
 def total_parameters(model: ModelSpec) -> int:
-    """Return all parameters of a model; a tied output layer counts once."""
+    """Return all parameters of a model with its vision tower; a tied output layer counts once."""
     if model.counted:
         return model.counted.total
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
-    return layers_together(model, range(model.layers)).total + tables + model.hidden_size
+    tower = model.tower.parameters if model.tower else 0
+    return layers_together(model, range(model.layers)).total + tables + model.hidden_size + tower
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:

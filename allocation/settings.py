@@ -53,7 +53,8 @@ class BatchSpec:
 
     `n_prompts` prompts with `n_samples` responses each are split into `n_minibatches` optimizer steps. `max_length` is
     the longest sequence in tokens, prompt and response. Sequences are packed up to `max_tokens_per_mb` tokens, unless
-    `micro_batch` gives a fixed number of sequences per micro-batch.
+    `micro_batch` gives a fixed number of sequences per micro-batch. `image_share` is the share of images in the tokens
+    of the prompt that has the most.
     """
 
     n_prompts: int
@@ -62,6 +63,7 @@ class BatchSpec:
     max_length: int | None = None
     max_tokens_per_mb: int | None = None
     micro_batch: int | None = None
+    image_share: float = 0.0
 
     @property
     def sequences(self) -> int:
@@ -77,7 +79,8 @@ class MemorySettings:
     `ahead_bytes` before the first batch. `mem_fraction_static` is SGLang's share of a GPU for weights and KV cache.
     With `offload`, engines that share GPUs are time-shared and wait in host memory. `trained` is the share of the
     parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
-    `offload_params` are FSDP's; the latter keeps weights and optimizer on the host.
+    `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `tower_trained`: the vision tower
+    is trained with the language model.
     """
 
     gpu_bytes: int | None = None
@@ -89,6 +92,7 @@ class MemorySettings:
     trained: float = 1.0
     gradient_checkpointing: bool = False
     offload_params: bool = False
+    tower_trained: bool = True
 
     @property
     def item(self) -> int:
@@ -114,3 +118,8 @@ class Workload:
         if batch.micro_batch is not None and batch.max_length is not None:
             return batch.micro_batch * batch.max_length
         return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)
+
+    @property
+    def image_tokens(self) -> int:
+        """Most tokens of images in a micro-batch."""
+        return int(self.tokens * self.batch.image_share) if self.batch is not None else 0

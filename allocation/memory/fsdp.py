@@ -34,12 +34,13 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in (layer(model, of) for of in numbers)]
     inside = everything.dense_on(sizes.tp, model.kv_heads) + everything.experts
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
-    owned = -(-(inside + tables + model.hidden_size) // shards)
-    trained = work.memory.trained
-    frozen = Item(f"weights ({work.memory.dtype} shards)", owned * item if trained < 1 else 0)
-    static = [frozen, Item("weights (float32 shards)", int(owned * trained * 4))]
-    static += [Item("Adam's moments", int(owned * trained * 8))]
-    gradients = Item("gradients (float32 shards)", int(owned * trained * 4))  # a step leaves none behind
+    owned, tower = -(-(inside + tables + model.hidden_size) // shards), _tower(model, shards)
+    adapters = work.memory.trained < 1
+    trained = int((owned + tower) * work.memory.trained) if adapters else owned + tower * work.memory.tower_trained
+    frozen = Item(f"weights ({work.memory.dtype} shards)", (owned + tower) * item * adapters)
+    static = [frozen, Item("weights (float32 shards)", 4 * (trained if adapters else owned + tower))]
+    static += [Item("Adam's moments", trained * 8)]
+    gradients = Item("gradients (float32 shards)", trained * 4)  # a step leaves none behind
     gathered = Item("gathered layers", (2 * max(per_layer) + tables) * item)
     if work.memory.offload_params:
         static = []
@@ -59,6 +60,7 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         "load": static[:2],
         "log-probs": [*there("weights"), gathered, routes, Item("attention scores", scores), Item("logits", logits)],
         "forward and backward": [*there("weights"), gradients, gathered, routes, Item("activations", kept),
+                                 Item("activations of images", _of_images(work, full, sizes)),
                                  Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
         "optimizer step": [*static, gradients],
         "weight update": [*there("weights"), export, Item("buckets", buckets(model, work))],
@@ -67,6 +69,21 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     }  # fmt: skip
     only = forward_only if role == "ref" else list
     return Footprint(role, tuple(only(with_reserve(named, beside))))
+
+
+def _tower(model: ModelSpec, shards: int) -> int:
+    """Return parameters of the vision tower on a rank."""
+    return -(-model.tower.parameters // shards) if model.tower else 0
+
+
+def _of_images(work: Workload, recomputed: bool, sizes: ParallelSizes) -> int:
+    """Return bytes that the vision tower keeps of a micro-batch's images, of those that a rank of CP has tokens of."""
+    if work.model.tower is None:
+        return 0
+    trained = work.memory.tower_trained and work.memory.trained == 1
+    return work.model.tower.activations(
+        work.image_tokens // sizes.cp, work.memory.item, recomputed=recomputed, trained=trained
+    )
 
 
 def _unfused_bytes(model: ModelSpec, of: Kind, item: int) -> int:

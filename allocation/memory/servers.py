@@ -40,6 +40,7 @@ def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:
     """Return the parameters on one GPU of a server; TP splits experts too, whole (EP) or by columns."""
     layers = layers_together(model, range(model.layers))
     tables = (1 if model.tied_embeddings else 2) * vocabulary(model, 64 * sizes.tp) // sizes.tp
+    tables += -(-model.tower.parameters // sizes.tp) if model.tower else 0
     return (layers.dense_on(sizes.tp, model.kv_heads) + layers.experts // sizes.tp) // sizes.pp + tables
 
 

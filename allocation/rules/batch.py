@@ -22,10 +22,13 @@ def _pad(engine: Engine, length: int) -> tuple[int, int]:
 
 @rule("ALLOC-BATCH-SIZES", source="a batch counts prompts, samples and tokens")
 def batch_positive(given_batch: BatchSpec) -> Iterator[Problem]:
-    """Every number of a batch is at least 1."""
+    """Every number of a batch is at least 1, and the share of images is from 0 to 1."""
     for name in given_batch.__slots__:
         value = getattr(given_batch, name)
-        if value is not None and value < 1:
+        if name == "image_share":
+            if not 0 <= value <= 1:
+                yield Problem(f"{name} must be from 0 to 1, not {value}")
+        elif value is not None and value < 1:
             yield Problem(f"{name} must be at least 1, not {value}")
 
 

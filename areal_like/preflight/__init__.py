@@ -13,7 +13,7 @@ from areal_like.config.load import LoadedConfig
 from areal_like.data.dataset import training_steps
 from areal_like.job import Job
 from areal_like.preflight.algorithm import find_algorithm
-from areal_like.preflight.data import check_data, find_prompts
+from areal_like.preflight.data import check_data, find_prompts, image_share
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import check_machine, device_of
 from areal_like.preflight.model import find_model
@@ -52,9 +52,10 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     device = device_of(config.device)
     spec, tokenizer, of_model = find_model(config)
     role_specs, of_roles = find_role_models(config, spec, tokenizer)
-    plan, of_layout = find_plan(config, spec, role_specs)
-    layouts, of_restarts = find_layouts(config, {**role_specs, "actor": spec}, plan)
     prompts, of_prompts = find_prompts(config, tokenizer)
+    images = image_share(prompts["train_dataset"], tokenizer)
+    plan, of_layout = find_plan(config, spec, role_specs, images)
+    layouts, of_restarts = find_layouts(config, {**role_specs, "actor": spec}, plan, images)
     algorithm, of_algorithm = find_algorithm(config)
     views = tuple(view_roles(config, role_specs, plan, device))
     findings = [
@@ -89,7 +90,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
             if key != "train_dataset" and of_it
         }
         steps = training_steps(config, len(train))
-        sharing = describe_sharing(config, plan, role_specs) if device == "cuda" else None
+        sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
         models = {role: found for role, found in role_specs.items() if found is not None}
         routes = find_routes(config, spec, plan)
         decided = (steps, located, sharing, models, *routes)

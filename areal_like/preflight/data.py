@@ -63,6 +63,18 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     return prompts, findings
 
 
+def image_share(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> float:
+    """Return the share of images in the tokens of the prompt that has the most; an image counts once."""
+    vision = tokenizer.vision if tokenizer else None
+    if vision is None:
+        return 0.0
+    tokens = {image: vision.sizes.tokens(image) for image in {image for prompt in prompts for image in prompt.images}}
+    shares = (
+        sum(tokens[image] for image in set(prompt.images)) / len(prompt.tokens) for prompt in prompts if prompt.images
+    )
+    return max(shares, default=0.0)
+
+
 def check_data(
     config: RunConfig,
     spec: ModelSpec | None,

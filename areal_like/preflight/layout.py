@@ -54,16 +54,19 @@ class Compile(Protocol):
 
 
 def find_plan(
-    config: RunConfig, model: ModelSpec | None, role_models: Mapping[TrainerRole, ModelSpec | None] | None = None
+    config: RunConfig,
+    model: ModelSpec | None,
+    role_models: Mapping[TrainerRole, ModelSpec | None] | None = None,
+    image_share: float = 0.0,
 ) -> tuple[Plan | None, list[Finding]]:
     """Compile `allocation_mode`, or each role's `backend`, for the cluster; without errors there is a plan.
 
-    `model` is the actor's, `role_models` are those of the other roles on trainer ranks.
+    `model` is the actor's, `role_models` are those of the other roles on trainer ranks, `image_share` is the data's.
     """
     if findings := list(_fields(config)):
         return None, findings
     models: Models = {**(role_models or dict.fromkeys(config.further_roles, model)), "actor": model}
-    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models)}
+    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models, image_share=image_share)}
     actor, memory = views["actor"], memory_settings(config, model)
     own = _collect_settings(config, views, memory)
     compile = partial(
@@ -95,12 +98,14 @@ def find_plan(
     return None if has_errors(findings) else plan, findings
 
 
-def workloads(config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None]) -> dict[str, Workload]:
+def workloads(
+    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
+) -> dict[str, Workload]:
     """Return the workload of each role whose model is known, and of the servers, for the memory model."""
     if (model := models["actor"]) is None:
         return {}
     memory = memory_settings(config, model) or MemorySettings()
-    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models)}
+    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models, image_share=image_share)}
     own = _collect_settings(config, views, memory)
     actor = Workload(model, megatron_settings(views["actor"]), memory, views["actor"].batch)
     known = {role: (it, it.model) for role, it in own.items() if it.model is not None}

@@ -29,8 +29,13 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
 
 def of_trainer(memory: MemorySettings, engine: EngineConfig) -> MemorySettings:
     """Return the settings with those that each trainer has of its own."""
-    checkpoints, offloads = engine.fsdp.gradient_checkpointing, engine.fsdp.offload_params
-    return replace(memory, dtype=engine.dtype, gradient_checkpointing=checkpoints, offload_params=offloads)
+    return replace(
+        memory,
+        dtype=engine.dtype,
+        gradient_checkpointing=engine.fsdp.gradient_checkpointing,
+        offload_params=engine.fsdp.offload_params,
+        tower_trained=not engine.freeze_vision_tower,
+    )
 
 
 def gpu_bytes() -> int | None:

@@ -65,7 +65,7 @@ def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
 
 
 def find_layouts(
-    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None
+    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None, image_share: float = 0.0
 ) -> tuple[list[tuple[RunConfig, Plan]], list[Finding]]:
     """Return configuration and plan of each of `recover.layouts`, and findings about those that can never be used."""
     layouts, findings = list[tuple[RunConfig, Plan]](), list[Finding]()
@@ -76,7 +76,7 @@ def find_layouts(
         if config.allocation_mode is None:
             section = {"actor": config.actor.model_copy(update={"backend": text})}
         changed = config.model_copy(update=section)
-        other, found = find_plan(changed, models["actor"], models)
+        other, found = find_plan(changed, models["actor"], models, image_share)
         error = next((each.message for each in found if each.severity is Severity.ERROR), None)
         if problem := error or (other and _never_used(plan, other)):
             help = "write a smaller layout of the same servers and backend, such as megatron:d1, or leave it out"

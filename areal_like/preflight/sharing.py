@@ -60,14 +60,16 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
         yield finding("RUN-SHARING-DRAIN", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
-def describe_sharing(config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None]) -> str | None:
+def describe_sharing(
+    config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
+) -> str | None:
     """Return how trainer and servers share GPUs, and what that needs of them; None where they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):
         return None
     how = "time-shared" if config.rollout.alternates else "colocated"
     said = f"trainer and servers are {how} on the same GPUs ({_KEY}={config.rollout.sharing})"
-    works = workloads(config, models)
+    works = workloads(config, models, image_share)
     room = works["actor"].memory.gpu_bytes if works else None
     if room is None:
         return said

@@ -17,7 +17,8 @@ Models = Mapping[TrainerRole, ModelSpec | None]
 class RoleView:
     """A role on trainer ranks; `engine` has the actor's settings where the role has none of its own.
 
-    `model` is None where its files cannot be read, `layout` where the run's layout has an error.
+    `model` is None where its files cannot be read, `layout` where the run's layout has an error. `image_share` is the
+    share of images in the tokens of the prompt that has the most.
     """
 
     run: RunConfig
@@ -26,6 +27,7 @@ class RoleView:
     device: Device
     model: ModelSpec | None = None
     layout: EnginePlan | None = None
+    image_share: float = 0.0
 
     def key(self, setting: str) -> str:
         """Return the dotted key of a setting: in the role's section if it sets the setting, else in the actor's."""
@@ -58,13 +60,19 @@ class RoleView:
             n_minibatches=run.actor.ppo_n_minibatches if run.optimizer(self.role) else 1,
             max_length=run.longest_sequence,
             max_tokens_per_mb=self.engine.mb_spec.max_tokens_per_mb,
+            image_share=self.image_share,
         )
 
 
 def view_roles(
-    config: RunConfig, models: Models | None = None, plan: Plan | None = None, device: Device | None = None
+    config: RunConfig,
+    models: Models | None = None,
+    plan: Plan | None = None,
+    device: Device | None = None,
+    image_share: float = 0.0,
 ) -> Iterator[RoleView]:
     """Yield a view of each role on trainer ranks, the actor first."""
     device = device or device_of(config.device)
     for role, engine in config.roles.items():
-        yield RoleView(config, role, engine, device, (models or {}).get(role), plan.engine(role) if plan else None)
+        layout = plan.engine(role) if plan else None
+        yield RoleView(config, role, engine, device, (models or {}).get(role), layout, image_share)

@@ -54,6 +54,7 @@ COMPILER_ORDER = [
     "hardware",
     "efficiency",
     "families",
+    "vision",
     "pipeline",
     "notebook",
     "registry",
