@@ -111,7 +111,7 @@ def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> Non
     answer = check_trainable(model, backend)
     if answer.spec is not None and answer.trainers:
         source = " (sizes from the offline table; check the directory after the download)" if answer.from_table else ""
-        typer.echo(f"{answer.spec.name}: {answer.spec.family}{source}")
+        typer.echo(f"{answer.spec.name}: {answer.family}{source}")
         for name, findings in answer.trainers.items():
             typer.echo(f"{name}: {'no, see below' if has_errors(findings) else 'trains'}")
         for name, served in answer.servers.items():

@@ -107,7 +107,7 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         message += "sent to the servers or saved"
         yield finding("RUN-MTP", view.key("path"), message, severity=Severity.NOTE)
     yield from _window(view, spec)
-    if model.get("text_config"):
+    if model.get("text_config") or "vision_config" in model:
         yield from check_images(view, model)
         if layout.backend != "fsdp":
             return
@@ -146,7 +146,7 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if why := NOT_PACKED.get(spec.family):
         message = f"the FSDP trainer cannot train a {spec.family}: {why}"
         yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
-    elif not model.get("text_config") and spec.family in WITHOUT_MODEL:
+    elif spec.tower is None and spec.family in WITHOUT_MODEL:
         message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
         yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "take a model of text alone, such as a qwen3")
     if spec.family in WITHOUT_SERVER:
@@ -202,7 +202,11 @@ def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenize
         return _tokenizer("tokenizer_path", named, spec)
     if actor.path is not None:
         return _tokenizer("actor.path", actor.path, spec) if spec else (None, [])
-    return (Tokenizer.make(actor.init_model.tokenizer) if actor.init_model else None), []
+    return (_made_tokenizer(actor.init_model) if actor.init_model else None), []
+
+
+def _made_tokenizer(shape: InitModelConfig) -> Tokenizer:
+    return Tokenizer.make(shape.tokenizer, images=shape.sees_images)
 
 
 def config_problem(key: str, error: ModelError, help: str | None = _CONFIG_HELP) -> Finding:
@@ -267,7 +271,10 @@ def _shape(shape: InitModelConfig) -> Iterator[Finding]:
     if experts is not None and each > experts:
         message = f"{each} experts per token, but only {experts} experts"
         yield wrong("RUN-MODEL-EXPERTS", "num_experts_per_tok", message, f"{experts} or less")
-    rows, entries = shape.vocab_size, Tokenizer.make(shape.tokenizer).vocab_size
+    if experts is not None and shape.sees_images:
+        message = "a made model has a vision tower or experts, not both"
+        yield wrong("RUN-MODEL-VISION-EXPERTS", "num_experts", message, "null")
+    rows, entries = shape.vocab_size, _made_tokenizer(shape).vocab_size
     if rows is not None and rows < entries:
         message = f"{rows} rows cannot hold the tokenizer's {entries} entries"
         yield wrong("RUN-MODEL-VOCABULARY", "vocab_size", message, f"{entries} or more, or null")

@@ -39,6 +39,8 @@ def check_teacher(
         why = "the algorithm does not use a teacher (actor.teacher_coef is 0)"
         yield warn_ignored("teacher", why, "write algorithm=distill, or actor.teacher_coef=0.1")
     yield from _where(config, teacher)
+    if tokenizer is not None and tokenizer.vision is not None:
+        yield from _images(config, prompts)
     if teacher.path is not None and teacher.is_served:
         spec, findings = find_spec(teacher.path, "teacher.path")
         yield from findings
@@ -55,6 +57,17 @@ def check_teacher(
         yield from _tokenizer(teacher.path, tokenizer)
     if teacher.hint_field is not None:
         yield from _hint(config, teacher.hint_field, prompts)
+
+
+def _images(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
+    """Check that a teacher, who scores tokens alone, needs no images: of the data, or of an agent's messages."""
+    pictured = next((prompt for prompt in prompts if prompt.images), None)
+    if pictured is None and "workflow" not in config.workflows:
+        return
+    where = "an agent's messages may have images" if pictured is None else f"row {pictured.sample_id + 1} has images"
+    message = f"a teacher scores the tokens of text alone, and {where}"
+    help = "take a model of text alone as actor.path, or train without a teacher"
+    yield finding("RUN-TEACHER-IMAGES", "teacher", message, help)
 
 
 def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from areal_like.preflight.counted import find_shape
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.fsdp.support import WITHOUT_SERVER
+from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, WITH_IMAGES, WITHOUT_SERVER
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of
 
 type Backend = Literal["megatron", "fsdp"]
@@ -29,7 +29,7 @@ class Answer:
     """Findings about a model: those of its files, and those of each trainer by the trainer's name.
 
     `servers` has a sentence for SGLang on each device. `from_table` means that only the sizes of the offline table were
-    checked, `instead` is a backend that takes the model where the requested one does not.
+    checked, `instead` is a backend that takes the model where the requested one does not. `family` is the model's.
     """
 
     spec: ModelSpec | None
@@ -38,6 +38,7 @@ class Answer:
     servers: Mapping[str, str]
     from_table: bool = False
     instead: str | None = None
+    family: str = ""
 
     @property
     def trains(self) -> bool:
@@ -55,7 +56,13 @@ def check_trainable(model: str, backend: Backend | None = None) -> Answer:
     others = (how[0] for name, how in _TRAINERS.items() if name not in chosen and not has_errors(found[name]))
     instead = next(others, None) if all(map(has_errors, chosen.values())) else None
     from_table = not Path(model).expanduser().exists() and spec.name in known_models()
-    return Answer(spec, findings, chosen, find_servers(spec.family), from_table, instead)
+    family = family_of(spec, config)
+    return Answer(spec, findings, chosen, find_servers(family), from_table, instead, family)
+
+
+def family_of(spec: ModelSpec, config: Mapping[str, Any]) -> str:
+    """Return the family of a model: of text and images, or else of its text part."""
+    return str(config["model_type"]) if "vision_config" in config else spec.family
 
 
 def _read(model: str) -> tuple[ModelSpec | None, Mapping[str, Any], list[Finding]]:
@@ -112,6 +119,11 @@ def _of_model(found: Finding) -> Finding:
 
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
+    if family in WITH_IMAGES:
+        return {"SGLang on CPU": "yes", "SGLang on GPUs": "yes, but no test shows it"}
+    if family in SEES_WHOLE_IMAGES:
+        why = "no: it computes prompts in parts, and image tokens attend to later ones of their image"
+        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), why)
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):

@@ -19,7 +19,7 @@ from allocation.model_spec import ModelSpec, from_config
 from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.lora import ATTENTION, check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
-from areal_like.trainer.fsdp.support import WITH_IMAGES
+from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, WITH_IMAGES
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -39,6 +39,7 @@ HEAD = """# Models
 - [Which family trains where](#which-family-trains-where)
 - [Reasons](#reasons)
 - [Other families](#other-families)
+- [Vision-language models](#vision-language-models)
 
 `areal-like check --model NAME_OR_DIRECTORY` gives the same answers for one model, with all fields of its `config.json`
 ([examples](bridges.md#supported-models)). Fields that a family trains with, and fields that are rejected, are listed in
@@ -62,8 +63,14 @@ TAIL = """
 A family that is not in the table is rejected on Megatron. FSDP accepts it if transformers has a causal language model of it and SGLang has code
 for its architecture: its parameters are counted from transformers' model, and the ranks try at the start whether it can be packed
 ([details](bridges.md#without-a-bridge-fsdp)). Tested this way: COUNTED.
-Of models with images, FSDP trains SEEING ([vision-language models](vision.md#models)); all others are rejected.
+
+## Vision-language models
+
+`config.json` of these models has a `vision_config`. Teachers see no images; the drift check and the evaluation do
+([details](vision.md)).
+
 """
+SEEING = sorted((*WITH_IMAGES, *SEES_WHOLE_IMAGES))
 COLUMNS = (*TRAINERS, "SGLang on CPU", "SGLang on GPUs", "Megatron layouts", "FSDP layouts", "LoRA")
 
 
@@ -88,14 +95,31 @@ def page() -> str:
     reasons = Reasons()
     lines = ["| Family | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     counted = ", ".join(f"`{family}`" for family in sorted(MODELS["COUNTED"]))
-    seeing = " and ".join(f"`{family}`" for family in sorted(WITH_IMAGES))
     lines += [f"| `{family}` | " + " | ".join(_cells(family, reasons)) + " |" for family in sorted(FAMILIES)]
-    return (
-        HEAD
-        + "\n".join(lines)
-        + f"\n\n## Reasons\n\n{reasons}"
-        + TAIL.replace("COUNTED", counted).replace("SEEING", seeing)
-    )
+    head = HEAD + "\n".join(lines) + f"\n\n## Reasons\n\n{reasons}"
+    return head + TAIL.replace("COUNTED", counted) + _seeing()
+
+
+def _seeing() -> str:
+    """Return the table of models of text and images, and the reasons of it."""
+    lines, reasons = ["| Family | Megatron | FSDP | SGLang on CPU | SGLang on GPUs |", "|---" * 5 + "|"], Reasons()
+    for family in SEEING:
+        text = "gemma3_text" if family == "gemma3" else f"{family}_text"
+        config = {"architectures": [architecture_of(text)], "model_type": family, "vision_config": {}}
+        config["text_config"] = _model(text)[1]
+        spec = from_config(config, family)
+        cells = []
+        for backend in ("megatron", "fsdp"):
+            errors = [
+                each for each in check_layout("model", spec, config, backend, BRIDGES[0]) if each.severity == "error"
+            ]
+            cells.append(f"rejected ({reasons.number(_sentence(family, errors[0].message))})" if errors else "tested")
+        for device, served in find_servers(family).items():
+            no = served.startswith("no: ")
+            reason = f"rejected ({reasons.number(_sentence(family, served.removeprefix('no: ')))})" if no else ""
+            cells.append(reason or ("tested" if device == "SGLang on CPU" else "accepted"))
+        lines.append(f"| `{family}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\n{reasons}"
 
 
 def _cells(family: str, reasons: Reasons) -> Iterator[str]:

@@ -68,6 +68,7 @@ NEEDS_DATA = {  # or code of a user, on disk
         "RUN-DATASET-IMAGES",
         "RUN-DATASET-IMAGES-MODEL",
         "RUN-SANDBOX-NEEDED",
+        "RUN-TEACHER-IMAGES",
         "RUN-WARM-START-ANSWER",
         "RUN-WARM-START-LENGTH",
     ),

@@ -41,6 +41,20 @@ def test_a_server_elsewhere_needs_no_place_in_the_layout(write) -> None:
     assert preflight(load(write(), ELSEWHERE)).ok
 
 
+def test_a_teacher_is_refused_beside_images_in_the_data_or_in_an_agents_messages(write) -> None:
+    root = Path(__file__).parents[2]
+    seeing = ("actor.init_model={tokenizer: bytes, vision_layers: 1}", "actor.backend=fsdp:d2", *ELSEWHERE)
+    assert "teacher scores the tokens of text alone" not in said(write, *seeing)
+    data = (
+        f"train_dataset.path={root}/examples/vision/pictures.py:train",
+        "valid_dataset=null",
+        "train_dataset.max_prompt_length=64",
+    )
+    assert "a teacher scores the tokens of text alone, and row 1 has images" in said(write, *seeing, *data)
+    agent = f"workflow={root}/examples/workflows/retry.py:run"
+    assert "and an agent's messages may have images" in said(write, *seeing, agent)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

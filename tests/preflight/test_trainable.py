@@ -73,6 +73,26 @@ def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do()
     assert check("--model", "gpt-oss-20b", "--backend", "fsdp")[0] == 0
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["text_config", "as published"])
+def test_a_model_of_text_and_images_is_named_with_the_trainer_and_the_servers_that_take_it(tmp_path, flat):
+    text = {"model_type": "qwen2_5_vl_text", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 200}
+    config = {**text} if flat else {"text_config": text}
+    config |= {"model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    code, out, err = check("--model", tmp_path, "--backend", "fsdp")
+    assert (code, err.count("error[")) == (0, 0)
+    assert f"{tmp_path}: qwen2_5_vl\nFSDP: trains\nSGLang on CPU: yes\n" in out
+    code, _, err = check("--model", tmp_path, "--backend", "megatron")
+    assert (code, err.count("RUN-IMAGES-MEGATRON")) == (1, 1)
+    config["model_type"] = "gemma3"
+    (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": {**text, "model_type": "gemma3_text"}}))
+    code, out, err = check("--model", tmp_path)
+    assert code == 1 and "error[RUN-IMAGES-FAMILY]" in err
+    assert "SGLang on CPU: no: it computes prompts in parts" in out
+
+
 def test_a_directory_without_weights_is_answered_with_a_note(tiny):
     directory = tiny()
     for file in directory.glob("*.safetensors"):
