@@ -54,6 +54,7 @@ class Run:
         folder: Path,
         *overrides: str,
         script: Path = SCRIPT,
+        config: Path = CONFIG,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         output: str = "",
@@ -61,10 +62,11 @@ class Run:
         self.directory = folder / "runs/test/run"
         self.weights = self.directory / ".weights"  # on their way to the servers, or to a checkpoint
         self._output, self._errors = folder / f"{output}output.txt", folder / f"{output}errors.txt"
-        overrides = (*SMALL, f"cluster.fileroot={folder / 'runs'}", *overrides)
+        small = SMALL if config == CONFIG else [item for item in SMALL if ".arithmetic." not in item]
+        overrides = (*small, f"cluster.fileroot={folder / 'runs'}", *overrides)
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, str(script), "--config", str(CONFIG), *overrides],
+                [*prefix, sys.executable, str(script), "--config", str(config), *overrides],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
                 stdout=output,
                 stderr=errors,
@@ -177,9 +179,9 @@ class Run:
 
 
 @contextmanager
-def run(folder: Path, *overrides: str, script: Path = SCRIPT) -> Iterator[Run]:
+def run(folder: Path, *overrides: str, script: Path = SCRIPT, config: Path = CONFIG) -> Iterator[Run]:
     """Start a run, and end it at the latest with the block."""
-    started = Run(folder, *overrides, script=script)
+    started = Run(folder, *overrides, script=script, config=config)
     try:
         yield started
     finally:

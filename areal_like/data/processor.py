@@ -125,12 +125,22 @@ def load_processor(directory: Path, special_tokens: Mapping[str, str]) -> Vision
         last = special_tokens.get("eoi_token", "<end_of_image>")
         token = special_tokens.get("image_token", "<image_soft_token>")
         return VisionProcessor(Fixed(count), first, first, token, f"\n\n{first}", f"{last}\n\n")
+    return grid_processor(settings, model["vision_config"], str(directory), special_tokens)
+
+
+def grid_processor(
+    settings: Mapping[str, Any], vision: Mapping[str, Any], source: str, special_tokens: Mapping[str, str]
+) -> VisionProcessor:
+    """Return the processor of a Qwen-VL from the settings of its image processor. Raises ProcessorError.
+
+    `vision` is the tower's configuration, `source` names the model in errors.
+    """
     token = special_tokens.get("image_token", "<|image_pad|>")
     mark = f"<|vision_start|>{token}<|vision_end|>"
-    return VisionProcessor(_grid(settings, model["vision_config"], directory), mark, token, token)
+    return VisionProcessor(_grid(settings, vision, source), mark, token, token)
 
 
-def _grid(settings: Mapping[str, Any], vision: Mapping[str, Any], directory: Path) -> Grid:
+def _grid(settings: Mapping[str, Any], vision: Mapping[str, Any], directory: str) -> Grid:
     """Read the sizes of an image processor; min_pixels and max_pixels come before `size`, as in transformers."""
     size = settings.get("size") or {}
     least, most = (

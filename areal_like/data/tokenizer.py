@@ -21,9 +21,11 @@ from areal_like.data.processor import (
     ProcessorError,
     VisionProcessor,
     for_template,
+    grid_processor,
     images_of,
     load_processor,
 )
+from areal_like.demo.image_processor import PROCESSOR
 from areal_like.demo.tokenizers import EOS, make_tokenizer
 from areal_like.images import ImageError, Images
 
@@ -78,10 +80,11 @@ class Tokenizer:
         self._template = chat_template
 
     @classmethod
-    def make(cls, kind: Literal["arithmetic", "bytes"]) -> Tokenizer:
-        """The tokenizer of a model that `areal_like/demo/init_model.py` makes."""
-        backend = make_tokenizer(kind)
-        return cls(backend, [backend.token_to_id(EOS)], special_tokens={"eos_token": EOS})
+    def make(cls, kind: Literal["arithmetic", "bytes"], *, images: bool = False) -> Tokenizer:
+        """Return the tokenizer of a model that `areal_like/demo/init_model.py` makes, with `images` of a Qwen3-VL."""
+        backend = make_tokenizer(kind, images=images)
+        vision = grid_processor(PROCESSOR, {}, "actor.init_model", {}) if images else None
+        return cls(backend, [backend.token_to_id(EOS)], special_tokens={"eos_token": EOS}, vision=vision)
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:

@@ -1,4 +1,6 @@
-"""Write a Qwen3 or Qwen3-MoE model with random weights, and its tokenizer, in Hugging Face form; no download, no torch.
+"""Write a Qwen3, Qwen3-MoE or Qwen3-VL model with random weights, and its tokenizer, in Hugging Face form.
+
+Nothing is downloaded, and torch is not imported.
 
 The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test loads the result there.
 """
@@ -13,11 +15,14 @@ from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
 from areal_like.config.schema import DType, InitModelConfig
-from areal_like.demo.tokenizers import BOS, EOS, PAD, UNK, make_tokenizer
+from areal_like.demo.image_processor import PROCESSOR, VIDEO_PROCESSOR
+from areal_like.demo.tokenizers import BOS, EOS, IMAGE_TOKENS, PAD, UNK, make_tokenizer
+from areal_like.demo.vision import tower_shapes, with_tower
 
 _INITIALIZER_RANGE = 0.02
 _ROPE_THETA = 1_000_000.0
 _EXPERTS = {"num_experts", "num_experts_per_tok", "moe_intermediate_size"}
+_TOWER = {"vision_layers", "vision_hidden_size"}
 
 
 def write_init_model(shape: InitModelConfig, directory: Path, *, seed: int, dtype: DType = "float32") -> None:
@@ -26,7 +31,7 @@ def write_init_model(shape: InitModelConfig, directory: Path, *, seed: int, dtyp
     Weights are normal with standard deviation 0.02, norms are 1, as transformers initialises Qwen3.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(shape.tokenizer)
+    tokenizer = make_tokenizer(shape.tokenizer, images=shape.sees_images)
     config = model_config(shape, dtype)
     rng = np.random.default_rng(seed)
     weights = {name: _initial(rng, name, size, dtype) for name, size in _tensor_shapes(config)}
@@ -46,18 +51,21 @@ def write_init_model(shape: InitModelConfig, directory: Path, *, seed: int, dtyp
         **({"unk_token": UNK} if shape.tokenizer == "arithmetic" else {}),
     }
     _write_json(directory / "tokenizer_config.json", settings)
+    if shape.sees_images:
+        _write_json(directory / "preprocessor_config.json", PROCESSOR)
+        _write_json(directory / "video_preprocessor_config.json", VIDEO_PROCESSOR)
 
 
 def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
-    """The model's config.json."""
-    tokenizer = make_tokenizer(shape.tokenizer)
+    """Return the model's config.json."""
+    tokenizer = make_tokenizer(shape.tokenizer, images=shape.sees_images)
     token_id = tokenizer.token_to_id
     moe = shape.num_experts is not None
     config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
         "model_type": "qwen3_moe" if moe else "qwen3",
         "vocab_size": shape.vocab_size or tokenizer.get_vocab_size(),
-        **shape.model_dump(exclude={"tokenizer", "vocab_size", *_EXPERTS}),
+        **shape.model_dump(exclude={"tokenizer", "vocab_size", *_EXPERTS, *_TOWER}),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "initializer_range": _INITIALIZER_RANGE,
@@ -80,11 +88,18 @@ def model_config(shape: InitModelConfig, dtype: str) -> dict[str, Any]:
             "mlp_only_layers": [],
             "router_aux_loss_coef": 0.0,
         }
+    if shape.sees_images:
+        return with_tower(config, shape, {token: token_id(token) for token in IMAGE_TOKENS})
     return config
 
 
 def _tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor in the checkpoint."""
+    """Yield name and shape of every tensor in the checkpoint."""
+    if "vision_config" in config:
+        yield from tower_shapes(config["vision_config"])
+        for name, size in _tensor_shapes(config["text_config"]):
+            yield name.replace("model.", "model.language_model.", 1), size
+        return
     hidden, head = config["hidden_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -115,9 +130,9 @@ def _feed_forward(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, t
 
 
 def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A tensor's first values; numpy has no bfloat16, so those are given as their bits."""
-    if name.endswith("norm.weight"):
-        values = np.ones(shape, np.float32)
+    """Return a tensor's first values; those of bfloat16, which numpy does not have, as their bits."""
+    if len(shape) == 1:  # biases and norms
+        values = np.full(shape, float(name.endswith("weight")), np.float32)
     else:
         values = rng.standard_normal(shape, np.float32) * np.float32(_INITIALIZER_RANGE)
     if dtype != "bfloat16":

@@ -9,14 +9,18 @@ from tokenizers import decoders, models, pre_tokenizers
 from areal_like.demo import arithmetic
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _WORDS = (
     r"#### ?| ?[A-Za-z]+|\d|[^A-Za-z\d]"  # a word takes the blank before it along, so that joining tokens is decoding
 )
 
 
-def make_tokenizer(kind: Literal["arithmetic", "bytes"]) -> tokenizers.Tokenizer:
-    """A tokenizer that ends a text with EOS."""
-    return _arithmetic_tokenizer() if kind == "arithmetic" else _byte_tokenizer()
+def make_tokenizer(kind: Literal["arithmetic", "bytes"], *, images: bool = False) -> tokenizers.Tokenizer:
+    """Return a tokenizer that ends a text with EOS; with `images` it has the tokens of a Qwen3-VL for them too."""
+    made = _arithmetic_tokenizer() if kind == "arithmetic" else _byte_tokenizer()
+    if images:
+        made.add_special_tokens(list(IMAGE_TOKENS))
+    return made
 
 
 def _arithmetic_tokenizer() -> tokenizers.Tokenizer:

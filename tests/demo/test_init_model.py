@@ -4,8 +4,10 @@ from areal_like.config.schema import InitModelConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.demo.init_model import write_init_model
+from areal_like.images import as_data_url, decode, draw
 
 DENSE = InitModelConfig()
+SEEING = InitModelConfig(tokenizer="bytes", vision_layers=2)
 MOE = InitModelConfig(tokenizer="bytes", vocab_size=300, num_experts=4, tie_word_embeddings=False)
 
 
@@ -47,6 +49,30 @@ def test_transformers_loads_the_model_and_its_tokenizer(shape, dtype, tmp_path):
     logits = model(torch.tensor([tokens])).logits
     assert logits.shape[-1] == (shape.vocab_size or ours.vocab_size) and logits.isfinite().all()
     assert 0.01 < model.get_parameter("model.layers.0.self_attn.q_proj.weight").std() < 0.03
+
+
+def test_transformers_loads_a_model_that_sees_images_and_expands_prompts_alike(tmp_path):
+    import torch
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    write_init_model(SEEING, tmp_path, seed=1)
+    model, report = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    images = (draw(64, 64), draw(100, 40))
+    content = [{"type": "image_url", "image_url": {"url": as_data_url(image)}} for image in images]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": "How many?"}]}]
+    made, loaded = Tokenizer.make("bytes", images=True), Tokenizer.load(str(tmp_path))
+    tokens = made.encode_chat(messages)
+    assert tokens == loaded.encode_chat(messages, bos_token="")
+    assert made.vocab_size == model.config.text_config.vocab_size
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    text = made.render_chat(messages)
+    given = processor(text=[text], images=[decode(image) for image in images], return_tensors="pt")
+    assert given.input_ids[0].tolist() == tokens and tokens.count(model.config.image_token_id) == 4 + 3
+    with torch.no_grad():
+        seen = model(**given).logits
+        blank = model(**{**given, "pixel_values": torch.zeros_like(given["pixel_values"])}).logits
+    assert (seen - blank).abs().max() > 1e-3
 
 
 def test_the_seed_decides_the_weights(tmp_path):

@@ -26,6 +26,7 @@ TEXTS = BeforeValidator(_texts)
 _CONSTANT = Ignored("`lr_scheduler_type` is `constant`", lambda at: at.section.lr_scheduler_type == "constant")
 _DENSE = Ignored("`num_experts` is `null`", lambda at: at.section.num_experts is None)
 _EXPERTS = Ignored("`num_experts` is set: all layers have experts", lambda at: at.section.num_experts is not None)
+_TEXT_ALONE = Ignored("`vision_layers` is `null`", lambda at: at.section.vision_layers is None)
 _FSDP_OFFLOADS = Ignored(
     "`fsdp.offload_params` is `true`", lambda at: at.backend == "fsdp" and at.section.fsdp.offload_params
 )
@@ -36,7 +37,10 @@ NOT_FSDP = Ignored("the role's backend is Megatron", lambda at: at.backend == "m
 
 
 class InitModelConfig(Section):
-    """A Qwen3 model with random weights, written in Hugging Face form at the start of the run."""
+    """A Qwen3 model with random weights, written in Hugging Face form at the start of the run.
+
+    With `vision_layers` it is a Qwen3-VL, which sees images.
+    """
 
     tokenizer: Literal["arithmetic", "bytes"] = Field(
         "arithmetic", description="`arithmetic`: the generated problems' words and single digits; `bytes`: any text."
@@ -57,6 +61,17 @@ class InitModelConfig(Section):
     moe_intermediate_size: Annotated[int, _DENSE] = Field(
         128, ge=1, description="Width of one expert's feed-forward layer."
     )
+    vision_layers: int | None = Field(
+        None, ge=1, le=10**4, description="Layers of the vision tower (Qwen3-VL); null: a model of text alone."
+    )
+    vision_hidden_size: Annotated[int, _TEXT_ALONE] = Field(
+        64, ge=32, le=10**6, multiple_of=32, description="Width of the vision tower; its heads are 32 wide."
+    )
+
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model has a vision tower."""
+        return self.vision_layers is not None
 
 
 class MicroBatchConfig(Section):
