@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
-PORT = 8700
+PORT, TRIES = 8700, 5
 LAYOUT = ("actor.backend=megatron:d1", "rollout.backend=sglang:d1", "cluster.n_gpus_per_node=2")
 ASK = """
 import asyncio, sys
@@ -38,7 +38,7 @@ def test_agents_on_other_hosts_play_the_episodes(tmp_path: Path) -> None:
         (workflow := tmp_path / "workflow.py").write_text(remote_agents.WORKFLOW.format(urls=urls))
         agents = (f"workflow={workflow}:run", "episode.endpoint=true", f"episode.endpoint_host={main.address}")
         limits = ("episode.max_turns=2", "episode.max_tokens=120")
-        run = Run(tmp_path, *ENDLESS, *LAYOUT, *agents, *limits, prefix=main.entering)
+        run = start(main, tmp_path, *ENDLESS, *LAYOUT, *agents, *limits)
         run.wait_for_step(2)
         for host in others:
             episodes = [line.split() for line in seen(host, tmp_path).read_text().splitlines()]
@@ -53,6 +53,18 @@ def test_agents_on_other_hosts_play_the_episodes(tmp_path: Path) -> None:
         assert {name for name in counts if name.startswith("episodes/")} == {"episodes/done"}, counts
         interrupt(run)
         assert [service.poll() for service in started] == [None, None]
+
+
+def start(host: Host, folder: Path, *overrides: str) -> Run:
+    """Start a run on a host; on a busy machine Ray gives up while its node starts."""
+    for trial in range(TRIES):
+        run = Run(folder, *overrides, f"trial_name={trial}", prefix=host.entering)
+        run.directory = run.directory.with_name(str(trial))
+        run.wait_for(lambda run=run: "ready: " in run.output or run.process.poll() is not None, lives=None)
+        if run.process.poll() is None:
+            return run
+        assert "timed out during startup" in run.output + run.errors, run.output + run.errors
+    pytest.fail(f"Ray does not start on host {host.address}")
 
 
 def serve(host: Host, folder: Path) -> subprocess.Popen[bytes]:
