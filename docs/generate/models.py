@@ -67,7 +67,8 @@ for its architecture: its parameters are counted from transformers' model, and t
 ## Vision-language models
 
 `config.json` of these models has a `vision_config`. Teachers see no images; the drift check and the evaluation do
-([details](vision.md)).
+([details](vision.md)). On a CPU the pinned megatron-bridge builds a Qwen2.5-VL with a fixed `mrope_section`, whatever the model has, and no
+Qwen3-VL, whose layers it takes from Transformer Engine.
 
 """
 SEEING = sorted((*WITH_IMAGES, *SEES_WHOLE_IMAGES))

@@ -41,7 +41,7 @@ def test_the_answer_of_each_picture_is_its_number_of_bright_fields(tmp_path: Pat
 
 @pytest.mark.long
 def test_a_short_run_imitates_answers_and_has_the_log_probs_of_the_servers(tmp_path: Path) -> None:
-    short = ("total_train_steps=3", "warm_start.steps=4", "warm_start.target_reward=1", "valid_dataset=null")
+    short = ("total_train_steps=3", "warm_start.steps=4", "warm_start.target_reward=1")
     with run(tmp_path, *short, config=FILE) as started:
         assert started.end() == 0, started.errors
         assert started.steps() == [1, 2, 3]
