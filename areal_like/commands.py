@@ -43,7 +43,7 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        way = "run `make setup`, or `uv sync --extra cpu`, in the folder of the sources"
+        way = "run `make setup`, or `uv sync --extra cpu`, in the source directory"
         print(f"error[RUN-PACKAGE]: the package {package} is not installed\n  help: {way}", file=sys.stderr)
         sys.exit(UNREADABLE)
 
@@ -78,7 +78,7 @@ def check(
 ) -> None:
     """Check everything that a run needs, and print its configuration and layout. Starts and writes nothing.
 
-    With --model: report which trainers take a model, and where SGLang serves it, without a network. Exit code 1: no
+    With --model: report which trainers support a model, and where SGLang serves it, without a network. Exit code 1: no
     trainer takes it, with the reasons.
 
     \b
@@ -103,7 +103,7 @@ def check(
 
 
 def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> None:
-    """Print which trainers take a model, and where it is served; exit with 1 if none takes it."""
+    """Print which trainers support a model, and where it is served; exit with 1 if none takes it."""
     from allocation.diagnostics import has_errors
     from areal_like.metrics.console import complain
     from areal_like.preflight.trainable import check_trainable
@@ -117,7 +117,7 @@ def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> Non
         for name, served in answer.servers.items():
             typer.echo(f"{name}: {served}")
     if answer.instead:
-        typer.echo(f"Another trainer takes the model: --backend {answer.instead}")
+        typer.echo(f"Another trainer supports the model: --backend {answer.instead}")
     complain(dict.fromkeys([*answer.findings, *(found for each in answer.trainers.values() for found in each)]))
     raise typer.Exit(0 if answer.trains else 1)
 
@@ -147,7 +147,7 @@ def samples(
     there = [number for number, name in list_written(directory) if name == evaluation]
     if not there:
         what = f"evaluation of {evaluation}" if evaluation else "training step"
-        _refuse(f"{directory} holds the samples of no {what}; see stats_logger.samples")
+        _refuse(f"{directory} has no samples of any {what}; see stats_logger.samples")
     step = there[-1] if step is None else step
     if step not in there:
         _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
@@ -194,7 +194,7 @@ def report(
     for file in filter(None, (output, trace)):
         if file.is_dir() or not file.parent.is_dir():
             _refuse(
-                f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory is not there'}"
+                f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory does not exist'}"
             )
     with _exit_on_error(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
         if trace is not None:
@@ -207,7 +207,7 @@ def _is_run(directory: Path) -> None:
     from areal_like.metrics.report import ABOUT_FILE
 
     if not (directory / ABOUT_FILE).is_file():
-        _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is not there")
+        _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is missing")
 
 
 def _summary(samples: "list[Sample]") -> str:
@@ -321,7 +321,7 @@ def migrate(
     from areal_like.interop.migrate import migrate as read
 
     if system is not None and system not in TITLES:
-        raise typer.BadParameter(f"{system!r} is none of {', '.join(TITLES)}", param_hint="--system")
+        raise typer.BadParameter(f"{system!r} is not one of {', '.join(TITLES)}", param_hint="--system")
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -71,8 +71,8 @@ class LogprobMismatch(RunError):
             f"{measured:.2g} apart on average, where rollout.max_logprob_diff allows {allowed:g}; likely causes:\n"
             "  - one of them reads a field of the model's config.json differently, such as rope (rope_scaling, rope_theta)"
             " or experts (norm_topk_prob, shared experts): try the other actor.megatron.bridge_type\n"
-            "  - the servers sample otherwise than the trainer scores: gconfig.temperature, sglang.extra_args\n"
-            "  - the servers do not hold the trainer's weights: try the other weight_update.mode"
+            "  - the servers sample differently from how the trainer scores: gconfig.temperature, sglang.extra_args\n"
+            "  - the servers do not have the trainer's weights: try the other weight_update.mode"
         )
 
 

@@ -63,7 +63,7 @@ def read_weights(path: Path) -> Weights:
         tensors = {name: Stored(tuple(entry.size), str(entry.properties.dtype)) for name, entry in found.items()}
         pieces = [(str(piece.relative_path), piece.offset + piece.length) for piece in metadata.storage_data.values()]
     except _TORN as error:
-        raise CheckpointError(f"{path} is not a Megatron distributed checkpoint, or is torn: {error}") from error
+        raise CheckpointError(f"{path} is not a Megatron distributed checkpoint, or is damaged: {error}") from error
     if backend != "torch_dist":
         raise CheckpointError(f"{path} is in Megatron's format {backend!r}; only torch_dist is read")
     _check_files(path, pieces)
@@ -72,7 +72,9 @@ def read_weights(path: Path) -> Weights:
         if weights := {name: tensor for name, tensor in whole.items() if name.startswith(_WEIGHTS)}:
             return Weights(prefix, weights)
     if any(name.startswith(_ADAPTERS) for name in tensors):
-        raise CheckpointError(f"{path} has adapters (use_lora) alone; take what saver has written of that run")
+        raise CheckpointError(
+            f"{path} contains only adapters (use_lora); use a checkpoint that saver wrote in that run"
+        )
     raise CheckpointError(f"{path} has no weights of a language model under Megatron's names")
 
 
@@ -81,7 +83,7 @@ def check_description(path: Path) -> None:
     try:
         _describe(path)
     except _TORN as error:
-        raise CheckpointError(f"{path} is not a checkpoint of torch's, or is torn: {error}") from error
+        raise CheckpointError(f"{path} is not a torch checkpoint, or is damaged: {error}") from error
 
 
 def _describe(path: Path) -> Any:

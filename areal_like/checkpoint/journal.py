@@ -67,7 +67,7 @@ class Journal:
         self._header = read_header(path)
         self.run = self._header["run"]
         if self._header["data"] not in (data, earlier):
-            raise CheckpointError(f"{path} is of a run over other training prompts; choose another trial_name")
+            raise CheckpointError(f"{path} belongs to a run with other training prompts; choose another trial_name")
 
     def steps(self) -> list[Step]:
         """All steps that have a whole line, in order. Raises CheckpointError where a line is damaged."""
@@ -79,7 +79,7 @@ class Journal:
             kept = list(islice(steps, version))
         if [step.version for step in kept] != list(range(1, version + 1)):
             raise CheckpointError(
-                f"{self._path} does not have every step up to {version}: it was changed. Restore it from a backup, or "
+                f"{self._path} does not have every step up to {version}: it was modified. Restore it from a backup, or "
                 "choose another trial_name"
             )
         self._check()
@@ -101,7 +101,7 @@ class Journal:
 def read_header(path: Path) -> dict[str, str]:
     """`run` and `data` of a journal; raises CheckpointError where it is missing or is not one."""
     if size_of(path) is None:
-        raise CheckpointError(f"{path} is missing, without which no checkpoint beside it is used. {_RESTORE}")
+        raise CheckpointError(f"{path} is missing, and checkpoints are used only with their journal. {_RESTORE}")
     try:
         with reading(path), path.open("rb") as file:
             header = json.loads(file.readline().decode())

@@ -72,7 +72,7 @@ class Ownership:
         if (last := last_owner(self._directory)) and last[0] > self._fence:
             raise DirectoryTaken(
                 f"{self._directory.parent} was taken over by {describe_owner(last[1])}, because this process was silent for more "
-                f"than {SILENT_S:g} s. This one writes no more; that one goes on with the run"
+                f"than {SILENT_S:g} s. This process stops writing; the other one continues the run"
             )
 
     def release(self) -> None:

@@ -139,5 +139,5 @@ def late(what: str, path: Path, limit_s: float) -> str:
     """Return the message about a write that does not end."""
     return (
         f"{what} was not written to {path} within {limit_s:g} s (recover.timeout_s): its file system hangs, or is too "
-        "slow. Checkpoints before it are whole. Raise recover.timeout_s if a write may take longer"
+        "slow. Earlier checkpoints are complete. Raise recover.timeout_s if a write may take longer"
     )

@@ -1,4 +1,4 @@
-"""A run that has steps but no whole checkpoint: the same command starts it at step 0 only where it was asked to."""
+"""A run that has steps but no complete checkpoint: the same command starts it at step 0 only where it was asked to."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
     there = [f"{steps} steps in its journal"] if steps else []
     if incomplete:
         there.append(f"{len(incomplete)} incomplete checkpoints ({'; '.join(incomplete)})")
-    return f"the run in {directory.parent} has {' and '.join(there)}, but no whole checkpoint" if there else ""
+    return f"the run in {directory.parent} has {' and '.join(there)}, but no complete checkpoint" if there else ""
 
 
 def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
@@ -27,7 +27,7 @@ def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, rest
     lost = lost_by_restart(store.directory, incomplete)
     if lost and not restart:
         raise CheckpointError(
-            f"{lost}. The same command does not discard them unasked: {RESTART}, or choose another trial_name"
+            f"{lost}. The same command does not discard them by itself: {RESTART}, or choose another trial_name"
         )
     if lost:
         store.clean(0)  # before the journal: checkpoints without one are refused

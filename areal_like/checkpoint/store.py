@@ -133,7 +133,7 @@ def read(path: Path, run: str) -> Checkpoint:
     except ValueError as error:
         raise CheckpointError(
             f"{path / _STATE} cannot be used: {error}. Version {manifest.get('program', 'unknown')} of areal-like wrote "
-            f"it, this is {program_version()}. Go on with the version that wrote it, or choose another trial_name"
+            f"it, this is {program_version()}. Resume with the version that wrote it, or choose another trial_name"
         ) from error
     if path.name != f"step-{state.version}":
         other = f"it is the checkpoint of step {state.version}"
@@ -155,8 +155,8 @@ def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
     except ValueError as error:
         problem = str(error)
     raise CheckpointError(
-        f"{path} is damaged: {problem}. Restore it from a backup; or move {checkpoint} away, and the same command goes "
-        "on from the checkpoint before it"
+        f"{path} is damaged: {problem}. Restore it from a backup; or move {checkpoint} away, and the same command "
+        "resumes from the checkpoint before it"
     )
 
 

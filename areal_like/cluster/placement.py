@@ -172,8 +172,8 @@ def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, ex
     if any(device.gpu not in granted for device in part):
         asked, got = (", ".join(map(str, indices)) for indices in ([device.gpu for device in part], granted))
         raise ClusterError(
-            f"the allocation asks with `@` for GPUs {asked} of a node, of {host} Ray granted GPUs {got}, for other jobs"
-            " hold the rest: wait for them, or leave out `@`"
+            f"the allocation requests GPUs {asked} of a node with `@`, and Ray granted GPUs {got} of {host}: other jobs"
+            " hold the rest. Wait for these jobs, or leave out `@`"
         )
     return [granted[device.gpu] for device in part]
 
@@ -213,10 +213,10 @@ async def _granted_gpus(
             return dict(zip(asked, await asyncio.gather(*asking), strict=True))
     except TimeoutError as error:
         raise ClusterError(
-            f"the plan's nodes did not say within {limit_s:.0f} s which of their GPUs are granted"
+            f"the plan's nodes did not report within {limit_s:.0f} s which of their GPUs are granted"
         ) from error
     except RayError as error:
-        raise ClusterError(f"a node of the plan did not say which of its GPUs are granted: {error}") from error
+        raise ClusterError(f"a node of the plan did not report which of its GPUs are granted: {error}") from error
 
 
 def _describe_refusal(asked: Sequence[Mapping[str, float]], reason: str) -> str:

@@ -121,10 +121,10 @@ def _ask(address: str) -> dict[str, Any]:
             timeout=ASK_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return {"problem": f"the Ray cluster at {address} did not say within {ASK_LIMIT_S:g} s what nodes it has"}
+        return {"problem": f"the Ray cluster at {address} did not list its nodes within {ASK_LIMIT_S:g} s"}
     if answer.returncode:
         last = (answer.stderr.decode(errors="replace").strip() or f"exit code {answer.returncode}").splitlines()[-1]
-        return {"problem": f"the Ray cluster at {address} could not be asked what nodes it has: {last}"}
+        return {"problem": f"the Ray cluster at {address} could not list its nodes: {last}"}
     return json.loads(answer.stdout.splitlines()[-1])
 
 

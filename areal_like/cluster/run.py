@@ -60,8 +60,8 @@ class Cluster:
         if apart := set(await check_shared(placement, self.log_dir, self.sharing)):
             await send_missing(placement, self.sharing.models)
             self.warn(
-                f"cluster.fileroot is not shared by this host and {', '.join(sorted(apart))}. What processes there write "
-                f"stays there: their output in {self.log_dir}, and checkpoints of the model if actor rank 0 is among them"
+                f"cluster.fileroot is not shared by this host and {', '.join(sorted(apart))}. Files of processes "
+                f"there stay there: output in {self.log_dir}, and checkpoints of the model if actor rank 0 is one of them"
             )
         self.apart |= apart
         return await use_interface(placement, self.interface)

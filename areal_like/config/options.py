@@ -25,7 +25,7 @@ _KINDS: dict[str, Any] = {
     "a list of 2": Annotated[list[Any], Len(2, 2)],
     "a list of whole numbers": list[int],
     "a list of numbers": list[float],
-    "a list of texts": list[str],
+    "a list of strings": list[str],
 }
 
 

@@ -97,7 +97,7 @@ class VisionProcessor:
 
 
 def load_processor(directory: Path, special_tokens: Mapping[str, str]) -> VisionProcessor | None:
-    """Read the processor of a model of text and images; None for other models. Raises ProcessorError.
+    """Read the processor of a vision-language model; None for other models. Raises ProcessorError.
 
     `special_tokens` are those that the tokenizer's settings name, such as `image_token`.
     """

@@ -57,7 +57,7 @@ def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: flo
 
     `idle_servers` and `idle_trainer` are idle shares of the step, `slowest_s` the seconds of its slowest response.
     """
-    seen = f"servers did nothing for {idle_servers:.0%} of the time, the trainer for {idle_trainer:.0%}"
+    seen = f"servers were idle for {idle_servers:.0%} of the time, the trainer for {idle_trainer:.0%}"
     by_servers, by_trainer = (1 - idle_servers) * step_s, (1 - idle_trainer) * step_s
     if max(by_servers, by_trainer) < WORTH * step_s:
         key, more = "rollout.max_head_offpolicyness", layout.staleness + 1

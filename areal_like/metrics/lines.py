@@ -96,12 +96,12 @@ def rows_of[T](path: Path, kind: type[T]) -> Iterator[T]:
                 row = adapter.validate_json(line, strict=True)
             except ValidationError as error:
                 if error.errors()[0]["type"] != "json_invalid":
-                    raise RecordError(f"{path} is not what a run writes: line {number}: {first_of(error)}") from error
+                    raise RecordError(f"{path} was not written by a run: line {number}: {first_of(error)}") from error
                 continue
             rows += 1
             yield row
     if number > 1 and not rows:
-        raise RecordError(f"{path} is not what a run writes: no line of it is JSON")
+        raise RecordError(f"{path} was not written by a run: no line of it is JSON")
 
 
 def first_of(error: ValidationError) -> str:

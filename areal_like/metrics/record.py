@@ -98,7 +98,7 @@ class Record:
         for name in results.keys() - judged.keys():
             self._view.say(
                 f"evaluation of {name} at step {step}: all of its rewards are missing, because judging failed; training "
-                f"goes on (tracebacks: {self.directory / 'logs/rewards.log'})"
+                f"continues (tracebacks: {self.directory / 'logs/rewards.log'})"
             )
         row = self._waiting.pop(step, None)
         if not judged:
@@ -294,4 +294,4 @@ class Record:
         except (RecordError, OSError) as error:
             if what not in self._unwritten:
                 self._unwritten.add(what)
-                complain([f"{error}; training goes on without it ({what})"])
+                complain([f"{error}; training continues without it ({what})"])

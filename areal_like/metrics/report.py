@@ -189,7 +189,7 @@ def read_about(directory: Path) -> About:
     try:
         return TypeAdapter(About).validate_json(file.read_bytes(), strict=True)
     except ValidationError as error:
-        raise RecordError(f"{file} is not what a run writes: {first_of(error)}") from error
+        raise RecordError(f"{file} was not written by a run: {first_of(error)}") from error
 
 
 def chrome_trace(directory: Path) -> dict[str, Any]:

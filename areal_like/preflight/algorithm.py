@@ -127,7 +127,7 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         message = (
             f"algorithm={config.algorithm} takes the baseline of a response from earlier steps, and each prompt has "
         )
-        message += f"{config.gconfig.n_samples} samples, whose mean is a better one"
+        message += f"{config.gconfig.n_samples} samples, whose mean is the better baseline"
         help = "write gconfig.n_samples=1 and a larger train_dataset.batch_size, or algorithm=grpo"
         yield finding("RUN-ALGORITHM-SINGLE-ROLLOUT", "gconfig.n_samples", message, help)
     yield from _divergence(settings)

@@ -17,7 +17,7 @@ def check_branches(config: RunConfig, *, per_group: bool) -> Iterator[Finding]:
     if branch is None:
         return
     if any(later <= earlier for earlier, later in pairwise(branch.after)):
-        message = f"branching points are in ascending order, and {branch.after} is not"
+        message = f"branching points must be in ascending order; {branch.after} is not"
         yield finding("RUN-BRANCH-ORDER", f"{KEY}.after", message, f"write {KEY}.after={sorted(set(branch.after))}")
     if n % branch.per_root:
         message = (
@@ -28,7 +28,7 @@ def check_branches(config: RunConfig, *, per_group: bool) -> Iterator[Finding]:
         yield finding("RUN-BRANCH-SAMPLES", f"gconfig.n_samples + {KEY}", message, f"write gconfig.n_samples={more}")
     yield from _check_length(config, max(branch.after))
     if per_group:
-        message = "the workflow plays whole groups, whose turns are its own to share"
+        message = "the workflow runs whole groups itself, so the run cannot share their turns"
         yield finding("RUN-BRANCH-GROUP", KEY, message, f"write {KEY}=null, or a workflow of one episode")
     yield from _check_algorithm(config)
 

@@ -16,18 +16,18 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     if family not in WITH_IMAGES:
         looks = ": its image tokens attend to later ones of their image" if family in SEES_WHOLE_IMAGES else ""
         message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike{looks}"
-        help = "take a qwen2_5_vl or a qwen3_vl, or a model of text alone"
+        help = "use a qwen2_5_vl or qwen3_vl model, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
     elif view.backend == "megatron":
         message = f"the Megatron trainer takes no images, and the model is a {family}"
-        yield finding("RUN-IMAGES-MEGATRON", view.key("backend"), message, "write a layout of FSDP, such as fsdp:d2")
+        yield finding("RUN-IMAGES-MEGATRON", view.key("backend"), message, "write an FSDP layout, such as fsdp:d2")
     directory = Path(str(view.path))
     if directory.is_dir() and not (directory / PROCESSOR).is_file():
-        message = f"{directory} has no {PROCESSOR}, from which the trainer makes the pixels of images"
+        message = f"{directory} has no {PROCESSOR}, with which the trainer preprocesses images"
         yield finding("RUN-IMAGES-PROCESSOR", path, message, f"copy {PROCESSOR} from the model's source")
     if view.role == "actor" and view.run.actor.use_lora and view.run.weight_update.adapters:
         message = (
-            "servers of a model of text and images get whole weights: no test shows that they apply adapters alone"
+            "vision-language models need full weight updates: no test shows that their servers apply adapters alone"
         )
         key = "weight_update.adapters"
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")

@@ -26,7 +26,7 @@ from areal_like.trainer.megatron.options import check_overrides, recompute_modul
 _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
 # Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
 _STRATEGIES = {
-    "ALLOC-COLOCATE-SIZE": ("colocation", "separation", ("give them equally many GPUs",)),
+    "ALLOC-COLOCATE-SIZE": ("colocation", "separation", ("give them the same number of GPUs",)),
     "ALLOC-CLUSTER-SIZE": (
         "separation",
         "colocation",

@@ -84,11 +84,11 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
     if engine.backend != "megatron":
         return
     if spec.latent_attention:
-        message = "adapters beside latent attention are unsupported on Megatron"
+        message = "adapters with latent attention are unsupported on Megatron"
         yield finding("RUN-LORA-LATENT", "actor.use_lora", message, f"use fsdp and {_KEY}=[o_proj], or use_lora=false")
         return
     if spec.linear_layers:
-        message = "adapters beside gated delta nets are unsupported on Megatron"
+        message = "adapters with gated delta nets are unsupported on Megatron"
         yield finding("RUN-LORA-STATES", "actor.use_lora", message, "use fsdp, or use_lora=false")
         return
     tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])

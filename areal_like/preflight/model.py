@@ -133,7 +133,7 @@ def _window(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
             f"SGLang's GPU servers compute a {spec.family} without its sliding window of {spec.window} tokens, and "
             f"sequences of the run may have {longest}"
         )
-        help = f"limit prompts and responses to {spec.window} tokens together, or take a model without a window"
+        help = f"limit prompts and responses to {spec.window} tokens together, or use a model without a window"
         yield finding("RUN-WINDOW-SERVER", view.key("path"), message, help)
 
 
@@ -148,19 +148,19 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
         yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
     elif spec.tower is None and spec.family in WITHOUT_MODEL:
         message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
-        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "take a model of text alone, such as a qwen3")
+        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "use a text-only model, such as a qwen3")
     if spec.family in WITHOUT_SERVER:
         message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
-        yield finding("RUN-FSDP-SERVER", path, message, "take a model of another family, such as a qwen3")
+        yield finding("RUN-FSDP-SERVER", path, message, "use a model of another family, such as a qwen3")
     if spec.family in ALWAYS_TIED and not spec.tied_embeddings:
         message = f"SGLang uses the embedding as the output layer of a {spec.family}, and this model has "
         message += "tie_word_embeddings = false"
-        help = "tie the checkpoint's embeddings, or take a model of another family, such as a qwen3"
+        help = "tie the checkpoint's embeddings, or use a model of another family, such as a qwen3"
         yield finding("RUN-FSDP-UNTIED", path, message, help)
     model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
     if looks_ahead(model):
         message = "use_bidirectional_attention lets tokens attend to later ones, which servers have not generated yet"
-        yield finding("RUN-FSDP-BIDIRECTIONAL", path, message, "take a model without use_bidirectional_attention")
+        yield finding("RUN-FSDP-BIDIRECTIONAL", path, message, "use a model without use_bidirectional_attention")
     elif not has_plain_attention(model) or has_states(model):
         what = "of a model whose attention has chunks or states"
         if sizes.cp > 1:
@@ -173,10 +173,10 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if apart := field_apart(model):
         name, value, why = apart
         message = f"config.json, {name} = {value}: with it the FSDP trainer and the servers differ: {why}"
-        yield finding("RUN-FSDP-FIELD", path, message, "take a model without it, such as a deepseek_v3")
+        yield finding("RUN-FSDP-FIELD", path, message, "use a model without it, such as a deepseek_v3")
     if rope := rope_of_lengths(model):
         message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
-        yield finding("RUN-FSDP-ROPE", path, message, "take a model whose rope is the same for all lengths")
+        yield finding("RUN-FSDP-ROPE", path, message, "use a model whose rope is the same for all lengths")
     if spec.quantization:
         message = f"the checkpoint is quantized ({spec.quantization}); the FSDP trainer needs unquantized weights"
         yield finding("RUN-FSDP-QUANTIZED", path, message, "dequantize the checkpoint")
@@ -192,7 +192,7 @@ def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Ite
     served, named = served_architectures(), model.get("architectures") or []
     if served and named and served.isdisjoint(named):
         message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
-        yield finding("RUN-FSDP-ARCHITECTURE", path, message, "take a model of another family, such as a qwen3")
+        yield finding("RUN-FSDP-ARCHITECTURE", path, message, "use a model of another family, such as a qwen3")
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:

@@ -64,7 +64,7 @@ def _on_cpu(spec: ModelSpec) -> Iterator[Finding]:
     """Models that SGLang's CPU server does not start, or computes otherwise (`tests/models/test_cpu_servers.py`)."""
     if spec.family in NOT_ON_CPU:
         message = f"the model is a {spec.family}, and SGLang's CPU server {NOT_ON_CPU[spec.family]}"
-        yield finding("RUN-CPU-FAMILY", "actor.path", message, "write device=cuda, or take another model")
+        yield finding("RUN-CPU-FAMILY", "actor.path", message, "write device=cuda, or use another model")
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:

@@ -89,7 +89,7 @@ def find_layouts(
 def _never_used(plan: Plan, other: Plan) -> str | None:
     """Return why a run with a plan can never continue with the other one, if that is so."""
     if plan.engine("rollout").text != other.engine("rollout").text:
-        return "its servers are others, but the servers keep running while the trainer restarts"
+        return "its servers differ, but the servers keep running while the trainer restarts"
     if plan.engine("actor").backend != other.engine("actor").backend:
         return f"{other.engine('actor').backend} cannot load checkpoints of {plan.engine('actor').backend}"
     here, there = (

@@ -68,7 +68,7 @@ def _start(recipe: Recipe) -> Iterator[Finding]:
         help = "correct this, or set another backend"
         if "namespace" in str(error) or "permitted" in str(error):
             help = "allow user namespaces (as root in a container: the capability SYS_ADMIN), or set another backend"
-        yield finding("RUN-SANDBOX-START", _BACKEND, f"no sandbox of {name} starts: {error}", help)
+        yield finding("RUN-SANDBOX-START", _BACKEND, f"{name} cannot start a sandbox: {error}", help)
 
 
 def _not_a_backend(name: str, error: UserCodeError) -> Finding:

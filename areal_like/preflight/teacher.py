@@ -130,7 +130,7 @@ def _moves(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, actor: Mo
             "a teacher that takes the policy's weights must have its shape; layers, hidden size and vocabulary are "
         )
         message += " and ".join(str(shape) for shape in shapes)
-        help = "write teacher.path as actor.path, or teacher.update_every_steps=null"
+        help = "set teacher.path to the value of actor.path, or teacher.update_every_steps=null"
         yield finding("RUN-TEACHER-MOVES", "teacher.update_every_steps", message, help)
 
 

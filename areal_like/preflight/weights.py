@@ -95,7 +95,7 @@ def _read_shapes(directory: Path, key: str) -> dict[str, tuple[int, ...]]:
             with safe_open(file, framework="np") as tensors:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            problem = f"{file} is torn, or not a safetensors file: {error}"
+            problem = f"{file} is truncated or not a safetensors file: {error}"
             raise _wrong(key, "RUN-WEIGHTS-TORN", problem, "copy or download it again") from error
     return shapes
 

@@ -40,7 +40,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
         yield from _endpoint(config.episode, dry_run=dry_run)
     grades = config.episode.on_timeout == "grade"
     if grades and levels and "episode" not in levels.values():
-        yield warn_ignored("episode.on_timeout", "the workflow plays whole groups, not episodes")
+        yield warn_ignored("episode.on_timeout", "the workflow runs whole groups, not episodes")
     judges = grades or any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
     if levels.get("workflow") == "episode" and not judges and config.reward != RewardConfig():
         yield warn_ignored("reward", "the workflow returns the reward of an episode itself")

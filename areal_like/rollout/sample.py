@@ -183,7 +183,7 @@ class Sample:
         sampled = np.logical_or.reduceat(kept.ids == np.repeat(tokens, kept.counts), kept.ends[:-1])
         if not sampled.all():
             token = tokens[int(np.argmin(sampled))]
-            raise refuse_kept(server, f"sampled the token {token}, which is not among the ids that it says it kept")
+            raise refuse_kept(server, f"sampled the token {token}, which is not among the ids that it reported as kept")
 
     def _add(self, columns: Ints) -> None:
         """Append a piece's columns; the array that holds them is twice as large when it is full."""

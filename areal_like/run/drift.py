@@ -149,9 +149,9 @@ class DriftAlarm:
 
         async def cause(last: bool) -> str:
             return (
-                "generation: the same tokens scored anew agree, or were not scored. The servers decode otherwise than "
-                "they prefill, or sample otherwise than the trainer scores. Try sglang.extra_args.disable_cuda_graph="
-                "true, and check gconfig"
+                "generation: log-probs of the same tokens agree when scored again, or were not scored again. On the servers "
+                "decoding differs from prefill, or sampling differs from the trainer's scoring. Try "
+                "sglang.extra_args.disable_cuda_graph=true, and check gconfig"
             )
 
         await self._judge("generation", version, measured, cause)

@@ -14,7 +14,7 @@ SOME = 0.5  # experts that were chosen otherwise explain a distance if they are 
 GROWTH = 3.0  # factor from the first to the last quarter of the positions where rotary embeddings differ
 
 
-_ROUTERS = ". Experts that servers choose otherwise may look the same; rollout.router_replay=on rules them out"
+_ROUTERS = ". Different expert choices of the servers may look the same; rollout.router_replay=on rules them out"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ async def regain(
     for part in _by_node(cluster, devices):
         slot = cluster.placement.slots[part[0]]
         if not await _answers_now(cluster, part[0], answer_s):
-            say(f"The trainer waits for host {slot.host}, or for another one with as much room.")
+            say(f"The trainer waits for host {slot.host}, or for another host with enough free resources.")
             while not await _answers_now(cluster, part[0], answer_s):
                 await asyncio.sleep(POLL_S)
         if not await _is_there(cluster, part[0], answer_s):

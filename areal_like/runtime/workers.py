@@ -231,8 +231,8 @@ class Workers:
         worker.retires = True
         self.spawn(self.start())
         self.say(
-            "the code of an episode that was cancelled goes on in its worker, as in a thread, which nothing can end: the "
-            f"worker is replaced when its other episodes have ended; its output: {self.log}"
+            "the code of a cancelled episode still runs in its worker, for example in a thread, which cannot be stopped. "
+            f"The worker is replaced when its other episodes have ended; its output: {self.log}"
         )
         if not worker.calls:
             self.end(worker)

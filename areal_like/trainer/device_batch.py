@@ -48,7 +48,7 @@ class DeviceBatch:
     share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted token, None where each has
     its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of `fields` the batch's
     values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for padding, whose experts
-    are unknown. `images` are those of a model of text and images, whose `positions` may be `[4, 1, t]`.
+    are unknown. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`.
     """
 
     tokens: Tensor

@@ -59,7 +59,7 @@ class Run:
 
 
 class ImageReader:
-    """Makes the inputs of a model of text and images, whose files are at `path`; raises ValueError without them."""
+    """Makes the inputs of a vision-language model, whose files are at `path`; raises ValueError without them."""
 
     def __init__(self, path: Path, config: Any, rope_index: RopeIndex | None) -> None:
         self._token, self._rope_index = int(config.image_token_id), rope_index

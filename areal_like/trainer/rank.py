@@ -78,4 +78,4 @@ def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
             from areal_like.trainer.fsdp.engine import FSDPEngine
 
         return FSDPEngine(spec, rendezvous)
-    raise ValueError(f"no trainer runs on {spec.backend}; there are megatron and fsdp")
+    raise ValueError(f"the backend {spec.backend} has no trainer; use megatron or fsdp")

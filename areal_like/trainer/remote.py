@@ -86,7 +86,7 @@ class Trainer:
                 ranks = ", ".join(map(str, late))
                 raise CheckpointError(
                     f"{self._saving} is not written: {self._ranks.role} rank {ranks} did not end within the time of "
-                    "recover.timeout_s. Its file system hangs, or is too slow; checkpoints before it are whole. Raise "
+                    "recover.timeout_s. Its file system hangs, or is too slow; earlier checkpoints are complete. Raise "
                     "recover.timeout_s if a write may take longer"
                 )
             await asyncio.sleep(SAVED_POLL_S)

@@ -164,7 +164,7 @@ class Tools:
             if error.error.code != CONNECTION_CLOSED:
                 return ToolResult(str(error), is_error=True)
             self._servers.retire(server, connection)
-            raise McpError(f"The MCP server {server} (episode.mcp_servers) has ended during a call.") from error
+            raise McpError(f"The MCP server {server} (episode.mcp_servers) ended during a call.") from error
 
 
 def takes_tools(function: Any) -> bool:

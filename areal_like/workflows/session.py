@@ -273,7 +273,10 @@ class Session:
                     why = f"{error}, with a plain answer in place of message {answered}"
             elif (follows := find_summary(self.turns, request.messages)) is not None:
                 follows.delivered = True
-                kind, why = Continuity.COMPACTED, "the messages contain an earlier answer in place of its conversation"
+                kind, why = (
+                    Continuity.COMPACTED,
+                    "the messages contain an earlier answer without the conversation before it",
+                )
             new = opening(self.tokenizer, request.messages, request.context)
         except TokenizerError as error:
             raise Refused(str(error), "messages", "template_error") from error

@@ -91,7 +91,9 @@ def test_an_owner_that_was_silent_for_too_long_finds_that_it_writes_no_more(
         lambda: store.commit(begun, RunState(1), {}),
         lambda: store.clean(0),
     ):
-        with pytest.raises(DirectoryTaken, match=r"was taken over by process \d+ on host b.* This one writes no more"):
+        with pytest.raises(
+            DirectoryTaken, match=r"was taken over by process \d+ on host b.* This process stops writing"
+        ):
             write()
     assert (tmp_path / JOURNAL).read_bytes() == before
     assert not list(tmp_path.glob("step-*"))

@@ -211,7 +211,9 @@ def test_a_damaged_line_is_named_and_only_lines_that_are_made_anew_may_be_damage
 
 def test_other_data_or_another_file_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / JOURNAL, "data")
-    with pytest.raises(CheckpointError, match="is of a run over other training prompts; choose another trial_name"):
+    with pytest.raises(
+        CheckpointError, match="belongs to a run with other training prompts; choose another trial_name"
+    ):
         Journal(tmp_path / JOURNAL, "other data")
     (tmp_path / JOURNAL).write_text("something")
     with pytest.raises(CheckpointError, match="is not a run's journal"):

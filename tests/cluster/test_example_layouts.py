@@ -128,7 +128,7 @@ def test_gpus_that_another_job_holds(tmp_path: Path) -> None:
             timeout_s=5,
         )
     assert "not granted within 5 s" in late["error"] and "asks for 1 node with 2 CPU, 4 GPU" in late["error"]
-    assert "asks with `@` for GPUs 0, 1 of a node, of 127.0.0.1 Ray granted GPUs 1, 2" in other["error"]
+    assert "requests GPUs 0, 1 of a node with `@`, and Ray granted GPUs 1, 2 of 127.0.0.1" in other["error"]
     assert [member["CUDA_VISIBLE_DEVICES"] for member in free["actor"]] == ["1", "2"]
 
 
@@ -174,7 +174,7 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
     assert key == "scheduler.address" and "nothing answers at 127.0.0.1:1" in message
     monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
     ((_, key, message, _),) = check(four_nodes, plan)
-    assert key == "scheduler.address" and "did not say within 0.1 s what nodes it has" in message
+    assert key == "scheduler.address" and "did not list its nodes within 0.1 s" in message
 
 
 def test_a_host_without_a_cluster(tmp_path: Path) -> None:

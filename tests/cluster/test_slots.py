@@ -40,7 +40,7 @@ async def crash() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "message"),
-    [(silence, "did not say within 0 s"), (crash, "did not say which .* died unexpectedly")],
+    [(silence, "did not report within 0 s"), (crash, "did not report which .* died unexpectedly")],
 )
 def test_nodes_that_do_not_say_their_gpus(monkeypatch: pytest.MonkeyPatch, answer: Any, message: str) -> None:
     monkeypatch.setattr(ray, "remote", lambda _: Task(answer))

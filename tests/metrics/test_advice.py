@@ -55,7 +55,7 @@ def test_it_is_said_once_and_without_the_first_step():
             step, {"seconds/step": 10.0, "idle/servers": 0.02, "idle/trainer": 0.5, "rollout/longest_seconds": 6.0}
         )
     assert said == [
-        "servers did nothing for 2% of the time, the trainer for 50%: servers on 5 GPUs and the trainer on 3 "
+        "servers were idle for 2% of the time, the trainer for 50%: servers on 5 GPUs and the trainer on 3 "
         "would take about 7.84 s a step, not 10"
     ]
 

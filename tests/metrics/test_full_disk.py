@@ -101,7 +101,9 @@ def test_a_full_disk_ends_no_run_for_what_it_does_not_need(
     (tmp_path / name).symlink_to("/dev/full")
     record_a_step(tmp_path)
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "No space left on device" in line]
-    assert said.startswith(f"{tmp_path / name} cannot be written: No space left on device; training goes on without it")
+    assert said.startswith(
+        f"{tmp_path / name} cannot be written: No space left on device; training continues without it"
+    )
 
 
 def test_a_page_that_does_not_fit_any_more_stays_whole_and_is_reported_once(

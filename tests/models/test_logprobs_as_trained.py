@@ -92,7 +92,7 @@ def test_lost_prompts_end_the_run_before_its_first_step(ranks, tmp_path):
     batch = groups()
     said = hugging_face_log_probs(write_tiny(VARIANTS["qwen3_next"], tmp_path), batch)
     setting = Setting(tmp_path, backend="fsdp", share_prompts=True)
-    with pytest.raises(AssertionError, match="knows no shared prompts"):
+    with pytest.raises(AssertionError, match="does not support shared prompts"):
         ranks.run(_log_probs, 1, setting, batch, 1.0)
     losing = cast(Any, OneRank(ranks, setting, log_probs_without_the_refusal))
     with pytest.raises(LogprobMismatch):

@@ -49,7 +49,7 @@ _OF_KIND: Mapping[str, list[Any]] = {
     "a whole number": [2, 1, 4, 0],
     "a number": [0.25, 1.0, 2.0, 0.0],
     "text": ["abc"],
-    "a list of texts": [["abc"]],
+    "a list of strings": [["abc"]],
     "a list of whole numbers": [[1, 1]],
     "a list of numbers": [[0.5]],
     "a list of 2": [[1, 2]],

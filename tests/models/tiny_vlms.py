@@ -1,4 +1,4 @@
-"""Tiny models of text and images in Hugging Face form, their batches, and what transformers computes for them alone."""
+"""Tiny vision-language models in Hugging Face form, their batches, and what transformers computes for them alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal-like check --model`: which trainers take a model, and where it is served."""
+"""`areal-like check --model`: which trainers support a model, and where it is served."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_a_known_model_trains_where_its_family_does(name):
 def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do():
     code, out, err = check("--model", "gpt-oss-20b", "--backend", "megatron")
     assert code == 1
-    assert "Another trainer takes the model: --backend fsdp" in out
+    assert "Another trainer supports the model: --backend fsdp" in out
     assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['gpt_oss']}" in out
     assert "RUN-BRIDGE-FAMILY" in err
     assert check("--model", "gpt-oss-20b", "--backend", "fsdp")[0] == 0

@@ -38,7 +38,7 @@ def test_a_whole_model_passes(model):
 def test_a_torn_file_is_named(model, size):
     file = model / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    assert f"{file} is torn" in problem(model)
+    assert f"{file} is truncated" in problem(model)
 
 
 @pytest.mark.parametrize(

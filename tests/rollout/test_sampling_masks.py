@@ -97,7 +97,7 @@ def test_greedy_and_full_sampling_ask_for_nothing(sampling):
         ([[3], [4]], "server 0 does not return the ids"),
         ([[3], [], [5]], "server 0 does not return the ids"),
         ([[3], [4], [5, 6, 7, 8, 9, 10]], "server 0 returned 6 ids that a token was sampled from, where its top_k is 4"),
-        ([[3], [9, 7], [5]], "server 0 sampled the token 4, which is not among the ids that it says it kept"),
+        ([[3], [9, 7], [5]], "server 0 sampled the token 4, which is not among the ids that it reported as kept"),
         ([[3], [4, -1], [5]], "server 0 returned the id -1 among the ids that a token was sampled from"),
         ([[3], [4, 1 << 40], [5]], "server 0 returned ids that no token has"),
         ([[3], "4", [5]], r"server 0 gave an unusable answer: Expected `array | null`, got `str` - at .*sampling_mask"),

@@ -98,12 +98,12 @@ def test_a_journal_without_a_checkpoint_is_given_up_only_when_asked(tmp_path: Pa
     journal = run_of(tmp_path) / "recover/journal.jsonl"
     before = journal.read_bytes()
     with pytest.raises(
-        CheckpointError, match=r"has 3 steps in its journal, but no whole checkpoint.*recover\.restart=true"
+        CheckpointError, match=r"has 3 steps in its journal, but no complete checkpoint.*recover\.restart=true"
     ):
         enter(tmp_path)
     assert journal.read_bytes() == before
     assert found(tmp_path) == [
-        f"recover.restart: the run in {run_of(tmp_path)} has 3 steps in its journal, but no whole checkpoint"
+        f"recover.restart: the run in {run_of(tmp_path)} has 3 steps in its journal, but no complete checkpoint"
     ]
     assert found(tmp_path, "recover.restart=true") == []
     assert enter(tmp_path, "recover.restart=true", steps=1, checkpoint=True) == 0

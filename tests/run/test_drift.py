@@ -432,7 +432,7 @@ def test_a_fault_of_the_kept_ids_is_seen_before_the_first_step_and_during_genera
     settings = ("rollout.drift_patience=1", "gconfig.temperature=0.7")
     for requests in ("drain", "recompute"):
         scene = Scene([FakeServer("server 0")], *settings, f"weight_update.requests={requests}")
-        with pytest.raises(LogprobDrift, match="sample otherwise than the trainer scores"):
+        with pytest.raises(LogprobDrift, match="sampling differs from the trainer's scoring"):
             asyncio.run(scene.alarm.observe(1, distance(faulty, trainer)))
     assert distance(faulty, trainer) > LIMIT and "apart on average" in str(raised.value)
 

@@ -84,7 +84,7 @@ def test_a_trainer_waits_until_its_host_answers_or_ray_has_another_one(silent: s
         await asyncio.wait_for(waiting, HUNG_S)
 
     asyncio.run(run())
-    assert said == ["The trainer waits for host h1, or for another one with as much room."]
+    assert said == ["The trainer waits for host h1, or for another host with enough free resources."]
     assert cluster.followed == ([] if returns else [[SECOND]])
 
 

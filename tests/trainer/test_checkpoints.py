@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_is_named(ranks, models, tmp_path, backend, written_
 
 
 def test_nothing_to_load_is_an_error(ranks, models, tmp_path):
-    with pytest.raises(AssertionError, match="holds no trainer checkpoint"):
+    with pytest.raises(AssertionError, match="is not a trainer checkpoint"):
         ranks.run(resume, 1, Setting(models["tied"]), tmp_path)
 
 

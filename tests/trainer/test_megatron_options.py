@@ -57,7 +57,7 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("moe_router_load_balancing_type", "sinkhorn", "sinkhorn is not one of none, aux_loss, global_aux_loss"),
         ("moe_router_load_balancing_type", "seq_aux_loss", "would equal aux_loss"),
         ("moe_router_load_balancing_type", ["aux_loss", "quantile_balancing"], "quantile_balancing is not one of"),
-        ("cuda_graph_modules", 1, "1 should be text or a list of texts or a list"),
+        ("cuda_graph_modules", 1, "1 should be text or a list of strings or a list"),
         ("recompute_modules", ["mlp"], "is set by actor.megatron.recompute_modules"),
         ("overlap_grad_reduce", True, "is set by actor.megatron.overlap_grad_reduce"),
         ("fp8_param", True, "the weights in actor.dtype"),

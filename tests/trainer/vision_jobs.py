@@ -1,4 +1,4 @@
-"""What ranks do in the tests of models of text and images."""
+"""Jobs of ranks in the tests of vision-language models."""
 
 from __future__ import annotations
 

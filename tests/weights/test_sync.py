@@ -231,7 +231,7 @@ def test_a_server_waits_no_longer_for_weights_that_were_given_up(sglang_server, 
             async with pool.interrupt(0, Deadline(HUNG_S)):
                 receiving = asyncio.create_task(server.receive(request, HUNG_S))
                 await server.give_up_group(server.group, HUNG_S)
-                with pytest.raises(ServerError, match="GivenUp: the weight update was given up"):
+                with pytest.raises(ServerError, match="GivenUp: the weight update was aborted"):
                     await receiving
             with pytest.raises(ServerError, match="not the name of a process group"):
                 await server.give_up_group("../other", HUNG_S)

@@ -133,7 +133,7 @@ def test_a_call_that_hangs_costs_that_call_alone(server):
 
 def test_a_server_that_ends_fails_the_call_and_starts_again(server):
     async def body(tools: Tools) -> None:
-        with pytest.raises(McpError, match=r"own .episode.mcp_servers. has ended during a call"):
+        with pytest.raises(McpError, match=r"own .episode.mcp_servers. ended during a call"):
             await tools.call("own__leave", {})
         assert (await tools.call("own__add", {"a": 1, "b": 1})).text == "2"
 

@@ -193,8 +193,8 @@ class ActorConfig(EngineConfig):
     branch_baseline: Annotated[Literal["group", "parent"] | None, _OWN_LOSS, _NO_BRANCHES] = Field(
         None,
         description=(
-            "Baseline of the value of a node of `rollout.branch`, which is the mean of its children's: that of the `group`, as "
-            "`reward_norm` says, or the value of the `parent`, the last branching point; null: set by the algorithm."
+            "Baseline that is subtracted from the value of a node of `rollout.branch`, the mean over its children: that of the "
+            "`group`, as `reward_norm` sets it, or the value of the `parent` node; null: set by the algorithm."
         ),
     )
     gae_lambda: Annotated[float | None, _OWN_LOSS, _NO_CRITIC] = Field(

@@ -34,7 +34,7 @@ class MegatronConfig(Section):
     )
     use_dist_checkpointing: bool = Field(
         False,
-        description="Start from `dist_checkpointing_path` instead of the weights in `path`, which then need none.",
+        description="Start from `dist_checkpointing_path`; `path` then needs no weights.",
     )
     dist_checkpointing_path: Annotated[str | None, PATH, _NOT_FROM_CHECKPOINT] = Field(
         None,

@@ -32,7 +32,7 @@ class ClusterConfig(Section):
     host_timeout_s: Annotated[float, ignored_if("scheduler.type", "local")] = Field(
         10.0,
         gt=0,
-        description="Seconds without an answer after which a host of servers is lost: their requests continue on other "
+        description="Seconds without an answer after which a host of servers counts as lost: their requests continue on other "
         "servers, and they restart elsewhere.",
     )
 

@@ -12,8 +12,10 @@ class McpServerConfig(Section):
 
     command: str | None = Field(None, min_length=1, description="Program that each event loop of a worker starts.")
     args: list[str] = Field([], description="Arguments of the program.")
-    env: dict[str, str] = Field({}, description="Environment variables of the program beside PATH, HOME and the like.")
-    url: str | None = Field(None, min_length=1, description="Address of a server that runs (Streamable HTTP).")
+    env: dict[str, str] = Field(
+        {}, description="Environment variables of the program, in addition to PATH, HOME and similar."
+    )
+    url: str | None = Field(None, min_length=1, description="URL of a running server (Streamable HTTP).")
     timeout_s: float = Field(60.0, gt=0, description="Maximum seconds of the start, and of a call of a tool.")
 
     @model_validator(mode="after")

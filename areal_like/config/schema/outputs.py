@@ -102,7 +102,7 @@ class RecoverConfig(Section):
         3,
         ge=0,
         description="Maximum restarts per hour of a trainer that lost a rank or a host: it continues from the last "
-        "checkpoint while the servers keep running. One more loss ends the run. 0: every loss does.",
+        "checkpoint while the servers keep running. The next loss ends the run; 0: the first one does.",
     )
     layouts: Annotated[
         list[str],

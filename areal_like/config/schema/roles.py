@@ -71,7 +71,7 @@ class ReferenceConfig(RoleConfig):
         ge=0,
         lt=1,
         description=(
-            "Share of itself that the reference keeps in an update (exponential moving average); 0: it becomes "
+            "Share of the reference that an update keeps (exponential moving average); 0: the reference becomes "
             "the actor. In bfloat16, changes below 1/256 of a weight are lost."
         ),
     )

@@ -191,7 +191,7 @@ class EpisodeConfig(Section):
         ),
     )
     sandbox: SandboxConfig | None = Field(
-        None, description="Sandboxes, which a workflow with a parameter `sandbox` is given; null: none."
+        None, description="Sandboxes for workflows with a parameter `sandbox`; null: none."
     )
     mcp_servers: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,32}$")], McpServerConfig] = Field(
         {},
@@ -318,7 +318,7 @@ class RolloutConfig(Section):
         2048,
         ge=0,
         description=(
-            "Maximum tokens of responses that every server scores anew twice per step, and the trainer once per step (see "
+            "Maximum tokens of responses that every server scores again, twice per step, and the trainer once per step (see "
             "[drift](run.md#drift)); at least one response. 0: never."
         ),
     )

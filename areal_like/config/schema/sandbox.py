@@ -37,5 +37,5 @@ class SandboxConfig(Section):
         64, ge=1, description="Maximum standard output, and standard error, of a command in KB; more ends it."
     )
     warm: int = Field(
-        1, ge=0, description="Sandboxes that each event loop (`episode.loops`) keeps started for its next episodes."
+        1, ge=0, description="Sandboxes that each event loop (`episode.loops`) keeps ready for its next episodes."
     )

@@ -154,8 +154,8 @@ class EngineConfig(Section):
     freeze_vision_tower: bool = Field(
         False,
         description=(
-            "Do not train the vision tower and the projection of its output, in a model of text and images. Adapters "
-            "(`use_lora`) never train them. The critic does the same."
+            "Freeze the vision tower and its projector in a vision-language model, in the actor and the critic. Adapters "
+            "(`use_lora`) never train them."
         ),
     )
     mb_spec: MicroBatchConfig = Field(MicroBatchConfig(), description="Micro-batches.")

@@ -33,7 +33,7 @@ def wait_for(work: Work, group: ProcessGroup, is_given_up: Callable[[], bool]) -
     while not _is_over(work):
         if is_given_up():
             threading.Thread(target=_keep, args=(work, group), name="given up", daemon=True).start()
-            raise GivenUp("the weight update was given up: the trainer or a server that takes part is lost")
+            raise GivenUp("the weight update was aborted: the trainer or a participating server was lost")
 
 
 def mark(name: str) -> None:

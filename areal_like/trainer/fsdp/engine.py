@@ -113,7 +113,7 @@ class FSDPEngine(BaseEngine):
 
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():
-            raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no .metadata)")
+            raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no .metadata)")
         options = StateDictOptions(strict=self._spec.lora is None)  # weights that stay are not in it
         with self._memory.hold("params", "optimizer"):
             state = self._state()

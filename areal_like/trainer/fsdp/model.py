@@ -126,7 +126,9 @@ def _attention(spec: EngineSpec, of_model: PreTrainedConfig) -> str | dict[str, 
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
     if spec.config.mb_spec.share_prompts:
-        raise ValueError(f"{spec.path} has attention that knows no shared prompts; write mb_spec.share_prompts=false")
+        raise ValueError(
+            f"{spec.path} has attention that does not support shared prompts; write mb_spec.share_prompts=false"
+        )
     if looks_ahead(config):
         raise ValueError(f"{spec.path} has attention to later tokens (use_bidirectional_attention)")
     if ours:

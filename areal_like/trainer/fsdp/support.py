@@ -27,9 +27,9 @@ NOT_PACKED = {
 }
 # Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
-# Families of models of text and images whose image tokens attend to all tokens of their image, also later ones.
+# Families of vision-language models whose image tokens attend to all tokens of their image, also later ones.
 SEES_WHOLE_IMAGES = frozenset({"gemma3"})
-# Families of models of text and images that the FSDP trainer and SGLang's servers compute as transformers does.
+# Families of vision-language models that the FSDP trainer and SGLang's servers compute as transformers does.
 WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl"})
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}

@@ -1,4 +1,4 @@
-"""Images in transformers' models of text and images (`AutoModelForImageTextToText`): the tower and its output.
+"""Images in transformers' vision-language models (`AutoModelForImageTextToText`): the tower and its output.
 
 transformers puts one row of the tower's output in the place of each image token. A rank's part of a pack may have the
 rows of some images in part, of an image several times, or of none: it gets those that it has tokens for. The tower

@@ -85,7 +85,7 @@ def load_checkpoint(
     The place in the learning-rate schedule is loaded, and its shape is the configuration's.
     """
     if not (path / "metadata.json").exists():
-        raise FileNotFoundError(f"{path} holds no trainer checkpoint (it has no metadata.json)")
+        raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no metadata.json)")
     state = dist_checkpointing.load(sharded_state(models, optimizer, is_loading=True), str(path))
     for name, model in zip(chunk_names(models), models, strict=True):
         _changing(model).load_state_dict(state[name], strict=False)  # TE's extra state may be absent

@@ -156,7 +156,7 @@ class _Model:
         with cpu.cpu_as_cuda():
             self._bridge.load(self._models, path)
         if empty := [name for name, tensor in self._floats() if tensor.isnan().all()]:
-            raise CheckpointError(f"{path} has nothing for Megatron's {list_first(empty)}")
+            raise CheckpointError(f"{path} has no tensors for Megatron's {list_first(empty)}")
 
     def write(self, path: Path) -> None:
         """Write a Megatron checkpoint. Raises OSError."""

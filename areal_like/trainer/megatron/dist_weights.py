@@ -72,7 +72,7 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
         if not name.startswith(_EXTRA_PREDICTION)
     }
     if found:
-        raise CheckpointError(f"{path} is of another model: {list_first(sorted(found))}")
+        raise CheckpointError(f"{path} belongs to another model: {list_first(sorted(found))}")
     add_prefix_for_sharding(state, weights.prefix)
     loaded = dist_checkpointing.load(state, str(path))
     for name, model in zip(chunk_names(models), models, strict=True):

@@ -74,7 +74,7 @@ class RouterReplay:
         routers = [router for model in models for router in _routers(model)]
         self._is_cut = bool(routers) and routers[0].config.sequence_parallel
         if any(router.config.moe_router_fusion for router in routers):
-            raise ValueError("moe_router_fusion chooses experts in a kernel of its own, which cannot be told any")
+            raise ValueError("moe_router_fusion chooses experts in a kernel of its own, which cannot replay them")
         self._layers = layers_with_experts(routers[0].config) if routers else []
 
     def check(self, batch: Batch) -> None:

@@ -66,7 +66,7 @@ class Bubblewrap:
             raise
         if not about["ready"]:
             await box.close()
-            raise SandboxError(f"the filter of system calls is not known for this machine ({about['machine']})")
+            raise SandboxError(f"the system-call filter does not support this machine ({about['machine']})")
         return box
 
 
