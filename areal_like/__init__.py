@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`train`, imported when it is asked for: this package alone imports nothing."""
+    """Import `train` when it is asked for: this package alone imports nothing."""
     if name == "train":
         from areal_like.launch import train
 

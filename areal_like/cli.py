@@ -51,7 +51,7 @@ def main(
 
 
 def _describe_plan(job: Job) -> Table:
-    """The layout as a table, one row per engine."""
+    """Return the layout as a table, one row per engine."""
     title = Text(f"{job.plan.allocation} on {job.device}, {job.steps} steps")  # of a string, [actor] would be markup
     table = Table(title=title, title_justify="left")
     for column in ("role", "backend", "GPUs" if job.device == "cuda" else "slots", "dense grid", "expert grid"):

@@ -1,4 +1,4 @@
-"""What can end a run, in the user's words; `str()` of each is the whole message."""
+"""Errors that can end a run, in the user's words; `str()` of each is the complete message."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What happened when: spans of time in lanes, noted where they are known anyway, kept by the run's record.
+"""Events: spans of time in lanes, noted where they are known anyway, kept by the run's record.
 
 A lane is who did it (`controller`, `actor 0`, `server 1`), a name what (`training`, `generating`); times are seconds
 since the epoch. Without a log that `recording` has opened around the run, nothing is noted.
@@ -30,11 +30,11 @@ class EventLog:
     _under_way: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def note(self, lane: str, name: str, start: float, end: float, **ids: int) -> None:
-        """Something has ended."""
+        """Note that something has ended."""
         self._events.append(Event(lane, name, start, end, ids))
 
     def turn(self, lane: str, name: str | None) -> None:
-        """From now on a lane does `name`, or nothing."""
+        """Note that a lane does `name` from now on, or nothing."""
         now = time.time()
         if before := self._under_way.pop(lane, None):
             self.note(lane, before[0], before[1], now)
@@ -42,7 +42,7 @@ class EventLog:
             self._under_way[lane] = (name, now)
 
     def drain(self) -> list[Event]:
-        """All events so far, once; what a lane is in the middle of is cut here and goes on."""
+        """Return all events so far, once; an event in progress is cut here and continues."""
         for lane, (name, _) in list(self._under_way.items()):
             self.turn(lane, name)
         events, self._events = self._events, []
@@ -79,6 +79,6 @@ def note(lane: str, name: str, start: float, **ids: int) -> None:
 
 
 def turn(lane: str, name: str | None) -> None:
-    """From now on a lane does `name`, or nothing."""
+    """Note that a lane does `name` from now on, or nothing."""
     if log := _log.get():
         log.turn(lane, name)

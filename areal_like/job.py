@@ -1,4 +1,4 @@
-"""What was decided about a run before its first process started; known to every part of the run."""
+"""The decisions about a run before its first process started, known to every part of the run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class Job:
 
     @property
     def valid_prompts(self) -> Sequence[Prompt]:
-        """Those of `valid_dataset`."""
+        """Prompts of `valid_dataset`."""
         return self.evaluated.get("valid_dataset", ())
 
     @property

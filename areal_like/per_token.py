@@ -1,4 +1,4 @@
-"""What servers may return per token beside log-probs: the experts that were chosen, and the ids that were kept.
+"""Values per token that servers may return beside log-probs: the experts that were chosen, and the ids that were kept.
 
 Both are optional (None) everywhere. Routes are one array `[tokens, layers with experts, chosen]`, of the smallest type
 that holds an expert's number; its largest value marks a token whose experts are unknown. Kept ids are lists of

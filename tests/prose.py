@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OPENINGS = re.compile(r"(?:What|Whose|Of|Those|That|Who)\b")
+NOUNS = re.compile(r"(?:The|A|An|Whether|How|All|Each|One|Any)\b")  # of functions, which start with a verb
 NO_NOUN = re.compile(r"\b(?:is|are|was|were) no (?!longer\b|more\b|one\b|other\b)[a-z]")
 PREPOSITIONS = {
     "about",
@@ -100,6 +101,8 @@ def problems(path: Path, classes: set[str]) -> Iterator[tuple[int, str]]:
     """Yield line and problem of everything in a file that breaks a rule."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.Module) and OPENINGS.match(doc := ast.get_docstring(node) or ""):
+            yield getattr(node, "lineno", 1), f'docstring opens with "{doc.split()[0]}": start with a noun'
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from of_function(node)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NO_NOUN.search(node.value):
@@ -113,7 +116,8 @@ def of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[
     doc, name = ast.get_docstring(node) or "", node.name.strip("_")
     decorators = {ast.unparse(each) for each in node.decorator_list}
     is_value = any("property" in each for each in decorators)
-    if not is_value and OPENINGS.match(doc):
+    is_rule = any(each.startswith("rule(") for each in decorators)  # its docstring states the rule
+    if OPENINGS.match(doc) or (NOUNS.match(doc) and not is_value and not is_rule):
         yield node.lineno, f'docstring of {node.name} opens with "{doc.split()[0]}": start with a verb'
     is_participle = name in PARTICIPLES or (name.endswith("ed") and name.isalpha() and name not in VERBS_IN_ED)
     if not is_value and (name in PREPOSITIONS or is_participle):

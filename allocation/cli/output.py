@@ -1,4 +1,4 @@
-"""What several commands print, and the plan of their words."""
+"""Output that several commands share."""
 
 from __future__ import annotations
 

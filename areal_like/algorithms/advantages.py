@@ -17,7 +17,7 @@ type Reals = NDArray[np.floating]
 
 
 def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | None = None) -> Floats:
-    """A value's distance from a mean, in standard deviations, each of the value's group or of all values.
+    """Return a value's distance from a mean, in standard deviations, each of the value's group or of all values.
 
     `values` and `groups` have the same shape; a group is named by its id, never by position, so groups may be
     incomplete and in any order. `samples` names the sample of each value where one may have several: mean and deviation
@@ -48,7 +48,7 @@ def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | Non
 
 
 def _members(groups: Ints, level: str) -> NDArray[np.int64]:
-    """Number of the set of values that each value belongs to."""
+    """Return the number of the set of values that each value belongs to."""
     return np.unique(groups, return_inverse=True)[1] if level == "group" else np.zeros(len(groups), np.int64)
 
 
@@ -79,7 +79,7 @@ def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, fact
 
 
 def estimate(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
-    """`advantages`, `loss_mask` where only some are trained on, and `returns` for a critic if there are `values`.
+    """Return `advantages`, `loss_mask` if only some are trained on, and `returns` for a critic if there are `values`.
 
     `longest` is the longest response. The reward of a trajectory, shaped and normalised, is that of its last generated
     token; each token's loses `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the
@@ -235,7 +235,7 @@ def gae(
     discount: float,
     decay: float,
 ) -> NDArray[np.float64]:
-    """Generalised advantages of episodes that lie back to back, `[steps]`; `lengths` is `[episodes]`, none of it 0.
+    """Return generalised advantages of episodes, back to back, `[steps]`; `lengths` is `[episodes]`, none of it 0.
 
     A[t] = sum over l of (discount decay)^l delta[t + l], with delta[t] = r[t] + discount V[t + 1] - V[t], and V = 0
     after an episode's end.
@@ -255,7 +255,7 @@ def gae(
 
 
 def _fill_places(places: NDArray[np.bool], values: Floats) -> Floats:
-    """The values at their places, `[tokens]`, 0 elsewhere."""
+    """Return the values at their places, `[tokens]`, 0 elsewhere."""
     result = np.zeros(len(places), np.float32)
     result[places] = values
     return result

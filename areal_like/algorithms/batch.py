@@ -18,7 +18,7 @@ from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, Fini
 
 
 def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
-    """The trajectories that have a reward, as policy version `version` trains on them; None if there are none."""
+    """Return the trajectories with a reward, as policy version `version` trains on them; None without any."""
     scored = [item for item in trajectories if item.reward is not None]
     if not scored:
         return None
@@ -81,13 +81,13 @@ def _turn_rewards(item: Trajectory) -> Floats:
 
 
 def with_field(experience: Experience, name: str, values: Floats) -> Experience:
-    """The same with one more field, `[tokens]`."""
+    """Return the batch with one more field, `[tokens]`."""
     batch = experience.batch
     return replace(experience, batch=replace(batch, fields={**batch.fields, name: values}))
 
 
 def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> list[Batch]:
-    """At most `n` batches, one optimizer step each, with the fields that the algorithm adds to the experience's.
+    """Return at most `n` batches, one optimizer step each, with the fields that the algorithm adds to the experience's.
 
     Trajectories are dealt to the batches in turn, so that groups are spread over them; those of which the algorithm
     wants no token are left out, and [] is returned if none are left. An algorithm with a temperature of its own trains
@@ -111,7 +111,7 @@ def _without_sampling(batch: Batch) -> Batch:
 
 
 def _without_zero_advantages(batch: Batch) -> Batch:
-    """The trajectories with advantages, or one if there are none, with weights that keep the mean over all."""
+    """Return the trajectories with advantages, or one if there are none, with weights that keep the mean over all."""
     wanted = np.flatnonzero(_per_sequence(np.abs(batch.fields["advantages"]), batch.lengths))
     part = _part(batch, wanted if len(wanted) else np.zeros(1, np.int64))
     mask = part.fields["loss_mask"]
@@ -120,7 +120,7 @@ def _without_zero_advantages(batch: Batch) -> Batch:
 
 
 def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:
-    """Some of the sequences, in their order."""
+    """Return some of the sequences, in their order."""
     if len(sequences) == len(batch.lengths):
         return batch
     chosen = np.zeros(len(batch.lengths), bool)
@@ -142,7 +142,7 @@ def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:
 
 
 def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
-    """Weights with which the loss is a mean over sequences, of means over their tokens.
+    """Return weights with which the loss is a mean over sequences, of means over their tokens.
 
     Source: DeepSeekMath (arXiv 2402.03300), eq. 3: 1/G sum over i of 1/|o_i| sum over t.
     """
@@ -152,7 +152,7 @@ def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
 
 
 def constant_length(mask: Floats, lengths: Ints, *, length: int) -> Floats:
-    """Weights with which the loss is a mean over sequences, of sums over their tokens that are divided by `length`.
+    """Return weights with which the loss is a mean over sequences, of sums over their tokens divided by `length`.
 
     Source: Dr. GRPO (arXiv 2503.20783), listing 1: `masked_mean` with MAX_TOKENS.
     """
@@ -168,7 +168,7 @@ def _per_sequence(mask: Floats, lengths: Ints) -> NDArray[np.float64]:
 def supervised_batch(
     examples: Sequence[tuple[Sequence[int], Sequence[int] | Ints]], images: Sequence[Images] = ()
 ) -> Batch:
-    """A batch of (prompt, response) pairs to imitate, with the images of each prompt."""
+    """Return a batch of (prompt, response) pairs to imitate, with the images of each prompt."""
     parts = [part for example in examples for part in example]
     sizes = np.array([len(part) for part in parts], np.int32)
     mask = np.repeat(np.tile(np.array([0, 1], np.float32), len(examples)), sizes)

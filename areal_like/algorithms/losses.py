@@ -38,11 +38,11 @@ class Sequences:
     over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
     def sum(self, values: Tensor) -> Tensor:
-        """For each token the sum over the trained tokens of its sequence, `[tokens]`, differentiable."""
+        """Return for each token the sum over the trained tokens of its sequence, `[tokens]`, differentiable."""
         return self.over_ranks(values.new_zeros(self.count).index_add(0, self.numbers, values))[self.numbers]
 
     def mean(self, values: Tensor) -> Tensor:
-        """For each token the mean over the trained tokens of its sequence, `[tokens]`, differentiable."""
+        """Return for each token the mean over the trained tokens of its sequence, `[tokens]`, differentiable."""
         return self.sum(values) / self.sum(values.new_ones(len(values)))
 
 
@@ -81,12 +81,12 @@ def of_tokens(loss: LossSpec, inputs: LossInputs) -> TokenLoss:
 
 
 def sft(inputs: LossInputs, parameters: None) -> TokenLoss:
-    """Negative log-likelihood of the given tokens."""
+    """Return the negative log-likelihood of the given tokens."""
     return -inputs.logprobs, {"entropy": inputs.entropy}
 
 
 def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
-    """PPO that is clipped against the proximal policy and weighted by how far that is from the behaviour policy.
+    """Return PPO's loss, clipped against the proximal policy and weighted by its ratio to the behaviour policy.
 
     Fields: `advantages`, `behaviour_logprobs` (the servers', temperature applied), `on_policy` (1 where the token was
     made with the weights that the step starts from), and `proximal_logprobs` (the weights that the step starts from);
@@ -109,7 +109,7 @@ def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
-    """REINFORCE weighted by the ratio, which is clipped: every token keeps its gradient.
+    """Return the loss of REINFORCE weighted by the ratio, which is clipped: every token keeps its gradient.
 
     Fields are those of `decoupled_ppo`.
 
@@ -207,7 +207,7 @@ class ValueLoss:
 
 
 def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
-    """Half the squared distance of a critic's values from the returns, clipped around the values before the step.
+    """Return half the squared distance of a critic's values from the returns, clipped around the earlier values.
 
     Fields: `values`, before the step, and `returns`.
 
@@ -231,7 +231,7 @@ def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
 
 
 def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
-    """Direct preference optimization, linear around the weights that the step starts from.
+    """Return the loss of direct preference optimization, linear around the weights that the step starts from.
 
     A pair's two sequences may lie in different micro-batches and ranks, so that neither's loss can read the other's
     log-probs. Fields, the same at all tokens of a sequence, are those of `preferences.every_pair`: the value of the

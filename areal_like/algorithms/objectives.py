@@ -10,7 +10,7 @@ from areal_like.algorithms.settings import Objective, Settings
 
 
 def cpgd(inputs: LossInputs, settings: Settings) -> TokenLoss:
-    """REINFORCE whose log-probs are clipped where PPO clips the ratio: tokens have no importance weight.
+    """Return REINFORCE's objective with log-probs clipped where PPO clips the ratio, without importance weights.
 
     Source: CPGD (arXiv 2505.12504), eq. 3; the policy drift is `policy_drift_coeff`.
     """
@@ -26,7 +26,7 @@ def cpgd(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def gmpo(inputs: LossInputs, settings: Settings) -> TokenLoss:
-    """Geometric mean of a sequence's ratios, each clipped in log space, times the sequence's advantage.
+    """Return the geometric mean of a sequence's ratios, each clipped in log space, times the sequence's advantage.
 
     `eps_clip` and `eps_clip_higher` bound the logarithm of a token's ratio.
 
@@ -43,7 +43,7 @@ def gmpo(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def sapo(inputs: LossInputs, settings: Settings) -> TokenLoss:
-    """Ratio under a sigmoid gate in place of a clip; the gate of negative advantages is steeper.
+    """Return the ratio under a sigmoid gate in place of a clip; the gate of negative advantages is steeper.
 
     Source: SAPO (arXiv 2511.20347), eq. 5 and 6.
     """

@@ -9,7 +9,7 @@ from areal_like.types import Floats
 
 
 def every_pair(experience: Experience, beta: float) -> Mapping[str, Floats]:
-    """DPO's loss at the weights that the step starts from, of all pairs of a group whose rewards differ.
+    """Return DPO's loss at the weights that the step starts from, of all pairs of a group whose rewards differ.
 
     Returns fields `[trajectories]`, with which a mean over those that have a partner is the mean over all pairs:
     `pair_loss`, of its pairs; `slope`, that loss's derivative by the trajectory's own log policy - log reference;

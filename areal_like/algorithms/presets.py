@@ -35,7 +35,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
 
 
 def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
-    """An algorithm of `PRESETS`, changed by the actor's keys."""
+    """Return an algorithm of `PRESETS`, changed by the actor's keys."""
     settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
     trains_on_top = bool(settings.teacher_coef and config.teacher and config.teacher.top_k)
     return Algorithm(
@@ -71,7 +71,7 @@ def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Float
 
 
 def tells_apart(group: Sequence[Trajectory]) -> bool:
-    """Whether a group's rewards, also of turns, differ; one without any is kept, as that is the verifier's failure.
+    """Return whether a group's rewards, also of turns, differ; a group without any is kept: its verifier failed.
 
     Source: DAPO (arXiv 2503.14476), eq. 11.
     """
@@ -88,7 +88,7 @@ def _by_turn(item: Trajectory) -> list[float]:
 
 
 def online_dpo(config: RunConfig) -> Algorithm:
-    """DPO on all pairs that the rewards of each group rank."""
+    """Return the algorithm of DPO on all pairs that the rewards of each group rank."""
     return Algorithm(
         targets=partial(every_pair, beta=config.actor.dpo_beta),
         loss=LossSpec(dpo),
@@ -98,7 +98,7 @@ def online_dpo(config: RunConfig) -> Algorithm:
 
 
 def imitation(config: RunConfig) -> Algorithm:
-    """Supervised fine-tuning at temperature 1 on the responses whose reward is positive, whoever wrote them.
+    """Return the algorithm of supervised fine-tuning at temperature 1 on responses with a positive reward.
 
     Source: RAFT (arXiv 2304.06767), alg. 1, where the model has generated them.
     """
@@ -106,7 +106,7 @@ def imitation(config: RunConfig) -> Algorithm:
 
 
 def keep_rewarded(experience: Experience) -> Mapping[str, Floats]:
-    """`loss_mask` `[trajectories]`: 1 where the reward is positive."""
+    """Return `loss_mask` `[trajectories]`: 1 where the reward is positive."""
     return {"loss_mask": (experience.rewards > 0).astype(np.float32)}
 
 

@@ -1,4 +1,4 @@
-"""What policy-gradient algorithms differ in: each preset is a set of defaults, which keys of the actor may change.
+"""Differences between policy-gradient algorithms: each preset is a set of defaults, which keys of the actor may change.
 
 A field without a key of its name is decided by the preset alone.
 """
@@ -139,7 +139,7 @@ KEYS = tuple(field.name for field in fields(Settings) if field.name in ActorConf
 
 
 def settings_of(preset: Settings, actor: ActorConfig) -> Settings:
-    """The preset with every key that is set; `eps_clip` alone is the range on both sides."""
+    """Return the preset with every key that is set; `eps_clip` alone is the range on both sides."""
     given = {key: value for key in KEYS if (value := getattr(actor, key)) is not None}
     if actor.eps_clip is not None:
         given.setdefault("eps_clip_higher", actor.eps_clip)

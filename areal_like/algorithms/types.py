@@ -1,4 +1,4 @@
-"""What an algorithm is: a value that the loop, the batch and the loss follow."""
+"""The type of an algorithm: a value that the loop, the batch and the loss follow."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,11 +68,11 @@ class Algorithm:
 
     @property
     def losses(self) -> list[LossSpec]:
-        """Those that travel to the ranks."""
+        """Losses that travel to the ranks."""
         return [spec for spec in (self.loss, self.critic) if spec is not None]
 
     @property
     def user_modules(self) -> list[ModuleType]:
-        """What goes to the ranks with the losses, by value: they may not be able to import it."""
+        """Modules that go to the ranks with the losses, by value: they may not be able to import it."""
         parts = [part for spec in self.losses for part in (spec.function, type(spec.parameters))]
         return [module for part in parts for module in user_modules(part)]

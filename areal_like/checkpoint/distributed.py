@@ -1,4 +1,4 @@
-"""What a Megatron distributed checkpoint has, read from its `.metadata` without torch and without running its pickle.
+"""Contents of a Megatron distributed checkpoint, read from its `.metadata` without torch and unpickling.
 
 The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13) that names every tensor and the
 place of each of its pieces in the `.distcp` files; `metadata.json` is Megatron's (megatron-core 0.19,
@@ -79,7 +79,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def check_description(path: Path) -> None:
-    """Raises CheckpointError unless torch may unpickle the `.metadata` of the checkpoint directory `path`."""
+    """Raise CheckpointError unless torch may unpickle the `.metadata` of the checkpoint directory `path`."""
     try:
         _describe(path)
     except _TORN as error:
@@ -92,7 +92,7 @@ def _describe(path: Path) -> Any:
 
 
 def _check_files(path: Path, pieces: Iterable[tuple[str, int]]) -> None:
-    """Every file is as long as the end of its last piece says; `pieces` are names with ends, in bytes."""
+    """Check that every file is as long as the end of its last piece says; `pieces` are names with ends, in bytes."""
     for name, end in dict(sorted(pieces)).items():
         there = (path / name).stat().st_size if (path / name).is_file() else None
         if there is None or there < end:

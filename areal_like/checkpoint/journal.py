@@ -70,7 +70,7 @@ class Journal:
             raise CheckpointError(f"{path} belongs to a run with other training prompts; choose another trial_name")
 
     def steps(self) -> list[Step]:
-        """All steps that have a whole line, in order. Raises CheckpointError where a line is damaged."""
+        """Return all steps that have a whole line, in order. Raises CheckpointError where a line is damaged."""
         return list(_steps(self._path))
 
     def cut(self, version: int) -> None:
@@ -99,7 +99,7 @@ class Journal:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """`run` and `data` of a journal; raises CheckpointError where it is missing or is not one."""
+    """Return `run` and `data` of a journal; raise CheckpointError where it is missing or is not one."""
     if size_of(path) is None:
         raise CheckpointError(f"{path} is missing, and checkpoints are used only with their journal. {_RESTORE}")
     try:

@@ -1,4 +1,4 @@
-"""Who has a run's directory: one process at a time, on this host or on another one that shares the file system.
+"""Ownership of a run's directory: one process at a time, on this host or on another one that shares the file system.
 
 On one host a lock (flock) says that nothing of the last run is left. Some file systems keep locks to the host (Lustre
 with `localflock`, NFS with `local_lock`), so each owner also has a file `owner-N.json` with a counter that it raises

@@ -1,4 +1,4 @@
-"""What a run does so that the same command can go on with it: a journal of its steps, checkpoints beside training."""
+"""Recovery, with which the same command resumes a run: a journal of its steps, checkpoints beside training."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ class Recovery:
     _calls: set[asyncio.Task[Any]] = field(default_factory=set, init=False)  # in threads, which nobody can cancel
 
     async def note(self, step: Step) -> None:
-        """A training step was made."""
+        """Note that a training step was made."""
         async with self._limit(f"the journal's line of step {step.version}", self.config.timeout_s):
             await self._call(self.journal.append, step)
 
@@ -104,7 +104,7 @@ class Recovery:
         return await asyncio.shield(call)
 
     def _time_left(self) -> float:
-        """Seconds that the checkpoint which is being written may still take."""
+        """Return the seconds that the checkpoint in progress may still take."""
         return max(0.0, self._began + self.config.timeout_s - time.monotonic())
 
     @asynccontextmanager

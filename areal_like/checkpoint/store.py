@@ -48,7 +48,7 @@ class Store:
         self.last: Path | None = None
 
     def begin(self, version: int) -> Path:
-        """An empty directory for a checkpoint that is not whole yet. Raises RecordError.
+        """Create an empty directory for a checkpoint that is not whole yet. Raises RecordError.
 
         Its name is new, because a rank that was lost with its host may still write to the last one.
         """
@@ -99,7 +99,7 @@ class Store:
 
 
 def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of a run's `recover` directory, and what is missing of those that are newer.
+    """Return the newest whole checkpoint of a run's `recover` directory, and what is missing of those that are newer.
 
     Raises CheckpointError where one of these is damaged in another way, cannot be read, or is another run's or another
     version's, and where there are checkpoints without the run's journal.
@@ -116,7 +116,7 @@ def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def read(path: Path, run: str) -> Checkpoint:
-    """The checkpoint of `run` at `path`. Raises Incomplete, and CheckpointError where it cannot be used otherwise."""
+    """Return the checkpoint of `run` at `path`. Raises Incomplete, or CheckpointError if it is unusable."""
     if size_of(path / _MANIFEST) is None:
         raise Incomplete(f"{path} is not whole: it has no {_MANIFEST}, so it was never complete")
     manifest = _read_json(path, _MANIFEST, "run", "files")
@@ -144,7 +144,7 @@ def read(path: Path, run: str) -> Checkpoint:
 
 
 def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
-    """An object with these keys, of a file that is as long as it was written."""
+    """Return an object with these keys, of a file that is as long as it was written."""
     path = checkpoint / name
     try:
         with reading(path):
@@ -161,7 +161,7 @@ def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """Newest first."""
+    """Return the checkpoints, newest first."""
     found = [name for name in names_in(directory) if _NAME.fullmatch(name)]
     return sorted((directory / name for name in found), key=_number, reverse=True)
 
@@ -171,7 +171,7 @@ def _number(path: Path) -> int:
 
 
 def _files(directory: Path) -> list[Path]:
-    """All files below a directory. Raises OSError."""
+    """Return all files below a directory. Raises OSError."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -181,7 +181,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Under another name first, so that no half of it is found."""
+    """Rename and then remove it, so that no half of it is found."""
     hidden = path.with_name(f".{path.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

@@ -109,7 +109,7 @@ class _Run:
 
 
 def member_file(directory: Path) -> Path:
-    """The file by which this process says that it is a member of the run with this temporary directory."""
+    """Return the file that makes this process a member of the run with this temporary directory."""
     return directory / f"{_MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
 
 
@@ -125,7 +125,7 @@ def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None
 
 
 def members(run_id: str) -> list[psutil.Process]:
-    """The living processes of a run by their environment, zombies not counted."""
+    """Return the living processes of a run by their environment, zombies not counted."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -153,7 +153,7 @@ def _join(directory: Path) -> None:
 
 
 def _join_again() -> None:
-    """Be a member in one's own name, as a fork of a member, before the next moment, when that may be killed."""
+    """Become a member in one's own name, as a fork of a member, before the next moment, when that may be killed."""
     for directory, member in _joined.items():
         with suppress(OSError):
             member_file(directory).touch()

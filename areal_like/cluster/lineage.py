@@ -51,7 +51,7 @@ class Lineage:
             parents += new
 
     def living(self) -> list[psutil.Process]:
-        """The noted processes that live."""
+        """Return the noted processes that live."""
         found = []
         for noted in self._noted:
             with suppress(psutil.Error):
@@ -68,18 +68,18 @@ def identity(pid: int) -> Identity:
 
 
 def lives(process: Identity) -> bool:
-    """Whether it is there and not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     fields = _fields(process[0])
     return bool(fields) and int(fields[_STARTED]) == process[1] and fields[_STATE] not in _DEAD
 
 
 def ticks_now() -> int:
-    """The time as processes' starts have it."""
+    """Return the time in the unit of processes' start times."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def _table() -> dict[int, tuple[int, int]]:
-    """Parent and start of every process that is not a zombie, by process id."""
+    """Return parent and start of every process that is not a zombie, by process id."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _fields(int(name))) and fields[_STATE] not in _DEAD:

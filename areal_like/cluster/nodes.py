@@ -37,7 +37,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Node:
-    """What a node says of itself; `ahead_s` is its clock less this host's, `missing` the asked paths that it lacks.
+    """The report of a node about itself; `ahead_s` is its clock less this host's, `missing` are paths that it lacks.
 
     `unreachable` are the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
     port that the other node had just opened. `no_port` says why it could not open one itself, `far_from_here` is the

@@ -116,7 +116,7 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
 
 
 def node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
-    """Id and address of the living node that has a bundle, None while none has."""
+    """Return id and address of the living node that has a bundle, None while none has."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -126,7 +126,7 @@ def node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
 
 
 async def node_lives(node_id: str) -> bool:
-    """Whether Ray has not lost a node."""
+    """Return whether Ray has not lost a node."""
     import ray
 
     nodes = await asyncio.to_thread(ray.nodes)
@@ -166,7 +166,7 @@ async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_g
 
 
 def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, exact: bool) -> list[str]:
-    """The id of each device's GPU of those that were granted on its node. Raises ClusterError."""
+    """Return the id of each device's GPU of those that were granted on its node. Raises ClusterError."""
     if not exact:
         return list(granted.values())
     if any(device.gpu not in granted for device in part):

@@ -9,7 +9,7 @@ PORTS_VARIABLE = "AREAL_LIKE_PORTS"  # the range, in the environment of every pr
 
 
 def reserve_port(host: str, port: int = 0) -> socket.socket:
-    """A socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
+    """Return a socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
 
     It is one of the run's range then. Nobody who asks for any free port is given it meanwhile, but a server that asks
     for it with SO_REUSEADDR, as servers do, can listen on it. Raises OSError if the port is taken, or the whole range.
@@ -27,7 +27,7 @@ def reserve_port(host: str, port: int = 0) -> socket.socket:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens on this one address alone; raises OSError as `reserve_port`.
+    """Return a socket that listens on this one address alone; raises OSError as `reserve_port`.
 
     Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
     """

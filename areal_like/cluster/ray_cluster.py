@@ -42,7 +42,7 @@ _EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for
 
 @contextmanager
 def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path) -> Iterator[None]:
-    """Be connected to Ray inside the block; a private cluster ends with it.
+    """Connect to Ray inside the block; a private cluster ends with it.
 
     A private cluster has `n_slots` CPUs, whatever the machine has, all of its GPUs if `uses_gpus`, and keeps its files
     in `directory`. Raises ClusterError if Ray cannot be started or reached.
@@ -106,7 +106,7 @@ def address_problem(address: str) -> tuple[str, str] | None:
 
 
 def _resolve_address(address: str) -> tuple[str, str]:
-    """The address that is meant, and what says so if it is not this text. Ray asks the same two.
+    """Return the resolved address, and its source if that is not this text. Ray asks the same two.
 
     `ray start` writes the file, and it stays when that cluster is killed (Ray 2.60 `_common/utils.py`,
     `get_ray_address_file`).
@@ -121,7 +121,7 @@ def _resolve_address(address: str) -> tuple[str, str]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first cause that a user can act on."""
+    """Return the first cause that a user can act on."""
     text = f"{error} {error.__cause__ or ''}"
     if "InvalidAuthToken" in text or "authentication token" in text:
         return (

@@ -1,4 +1,4 @@
-"""What a plan asks of a Ray cluster and what there is; `check_existing` asks a cluster before a run starts.
+"""The resources that a plan needs, and those of a Ray cluster; `check_existing` asks a cluster before a run starts.
 
 Run as a module, `python -m areal_like.cluster.resources ADDRESS`, it prints as JSON what the cluster there has: Ray can
 be imported once in a process, and the controller does that later.
@@ -29,12 +29,12 @@ type Amounts = Mapping[str, float]
 
 
 def names_gpus(plan: Plan) -> bool:
-    """Whether the allocation says with `@` which GPUs of a node it means."""
+    """Return whether the allocation names GPUs of a node with `@`."""
     return "@" in plan.allocation
 
 
 def node_devices(plan: Plan) -> list[list[Device]]:
-    """The plan's devices of each of its nodes, both in order."""
+    """Return the plan's devices of each of its nodes, both in order."""
     nodes = sorted({device.node for device in plan.devices})
     return [sorted(device for device in plan.devices if device.node == node) for node in nodes]
 
@@ -52,7 +52,7 @@ def bundles(plan: Plan, *, uses_gpus: bool) -> list[dict[str, float]]:
 
 
 def fits(asked: Iterable[Amounts], nodes: Iterable[Amounts], *, spread: bool) -> bool:
-    """Whether the nodes hold the bundles, the largest first; with `spread` a node holds one at most."""
+    """Return whether the nodes hold the bundles, the largest first; with `spread` a node holds one at most."""
     left = [dict(node) for node in nodes]
     for bundle in sorted(asked, key=lambda bundle: sorted(bundle.items()), reverse=True):
         for node in left:
@@ -65,7 +65,7 @@ def fits(asked: Iterable[Amounts], nodes: Iterable[Amounts], *, spread: bool) ->
 
 
 def cluster_resources() -> dict[str, Any]:
-    """Resources of every living node of the cluster that this process is connected to, and what is free now."""
+    """Return resources of every living node of the cluster that this process is connected to, and what is free now."""
     import ray
 
     return {"nodes": [node["Resources"] for node in ray.nodes() if node["Alive"]], "free": ray.available_resources()}
@@ -90,7 +90,7 @@ def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the
 def check_existing(
     scheduler: SchedulerConfig, plan: Plan | None, *, uses_gpus: bool, guessed: bool = False
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Code, key, message and help for what keeps an existing cluster from running the plan; starts nothing there.
+    """Yield code, key, message and help for what keeps an existing cluster from running the plan; starts nothing there.
 
     Whether the run uses GPUs may be `guessed` from this host, which may be the one node without any.
     The nodes' totals decide: what others hold now may be free when the run starts, which then waits for it.

@@ -67,7 +67,7 @@ class Cluster:
         return await use_interface(placement, self.interface)
 
     def node_id(self, bundle: int) -> str:
-        """The id of the run's processes on the node of a bundle."""
+        """Return the id of the run's processes on the node of a bundle."""
         return self.moved.get(bundle, f"{self.run_id}-{bundle}") if self.caretakers else self.run_id
 
     async def start_group(
@@ -101,7 +101,7 @@ class Cluster:
         group.kill()
 
     async def lives(self, devices: Sequence[Device]) -> bool:
-        """Whether Ray has not lost the node on which devices were."""
+        """Return whether Ray has not lost the node on which devices were."""
         return await node_lives(self.placement.slots[devices[0]].node_id)
 
     async def beats(self, groups: Sequence[WorkerGroup]) -> dict[str, str]:
@@ -146,7 +146,7 @@ class Cluster:
     async def enlarge(
         self, plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
     ) -> AsyncIterator[Cluster]:
-        """The devices of a further plan of the run, as soon as an existing cluster has them free, however late that is.
+        """Yield the devices of a further plan of the run as soon as an existing cluster has them free.
 
         What is started there ends with the block, or with this process. `say` is told once if it has to wait.
         """
@@ -165,7 +165,7 @@ class Cluster:
         uses_gpus: bool,
         say: Callable[[str], None] | None = None,
     ) -> AsyncIterator[tuple[Cluster, Sequence[Device]]]:
-        """Devices in place of those whose node was lost, however late there are any, and what they are called there.
+        """Yield devices in place of those whose node was lost, as soon as there are any, and their names there.
 
         Ray puts all that it had reserved on a lost node onto another one that has room for all of it; where none has,
         there may be room for `plan`, which asks for as many devices as `devices`.
@@ -189,7 +189,7 @@ class Cluster:
 
     @asynccontextmanager
     async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
-        """A part of the run whose clean-up is not that of the run."""
+        """Open a part of the run whose clean-up is not that of the run."""
         part = secrets.token_hex(6)
         cluster = replace(
             self, run_id=part, shared_dir=self.shared_dir / part, groups=[], sharing=replace(self.sharing, devices={})

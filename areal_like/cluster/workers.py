@@ -81,7 +81,7 @@ def is_cancelled() -> bool:
 
 
 def worker_class(cls: type) -> type[Worker]:
-    """The kind of worker that the methods of `cls` need."""
+    """Return the kind of worker that the methods of `cls` need."""
     has_coroutines = any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(cls))
     return AsyncWorker if has_coroutines else Worker
 
@@ -117,7 +117,7 @@ class WorkerGroup:
         return LOOPBACK if len({member.host for member in self.members}) == 1 else self.members[0].host
 
     def only(self, rank: int) -> WorkerGroup:
-        """A group of one of the members, the first one being 0."""
+        """Return a group of one of the members, the first one being 0."""
         return WorkerGroup(self.role, self.members[rank : rank + 1], self._timeout_s)
 
     async def call_all(
@@ -201,7 +201,7 @@ class WorkerGroup:
             wait.add_done_callback(functools.partial(note_end, member))
 
     def _explain(self, first: Failures, later: Failures, phase: str) -> WorkerError:
-        """The failure that explains the others: a death, else the earliest exception."""
+        """Return the failure that explains the others: a death, else the earliest exception."""
         from ray.exceptions import RayTaskError
 
         deaths = {member: error for member, error in later.items() if not isinstance(error, RayTaskError)}

@@ -15,19 +15,19 @@ def actor_key(setting: str) -> str:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a type: `str | None` gives `(str, NoneType)`, any other type itself."""
+    """Return the alternatives of a type: `str | None` gives `(str, NoneType)`, any other type itself."""
     return get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a type holds, if it holds one."""
+    """Return the section that a type holds, if it holds one."""
     return next(
         (member for member in members(annotation) if isinstance(member, type) and issubclass(member, Section)), None
     )
 
 
 def entries_of(annotation: Any) -> type[Section] | None:
-    """The section of each entry of a type such as `dict[str, Section]`."""
+    """Return the section of each entry of a type such as `dict[str, Section]`."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
@@ -48,7 +48,7 @@ def annotation_of(key: str) -> Any | None:
 
 
 def all_keys(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the schema, sections included."""
+    """Yield every dotted key of the schema, sections included."""
     for name, info in section.model_fields.items():
         yield prefix + name
         inner = section_of(info.annotation)
@@ -57,7 +57,7 @@ def all_keys(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[s
 
 
 def takes_text(annotation: Any) -> bool:
-    """Whether a value of this type is text as it stands, whatever it looks like in YAML."""
+    """Return whether a value of this type is text as it stands, whatever it looks like in YAML."""
     return all(
         member in (str, types.NoneType)
         or (get_origin(member) is Literal and all(isinstance(c, str) for c in get_args(member)))
@@ -66,12 +66,12 @@ def takes_text(annotation: Any) -> bool:
 
 
 def is_below(keys: Iterable[str], section: str) -> bool:
-    """Whether one of the dotted keys is `section` or lies in it."""
+    """Return whether one of the dotted keys is `section` or lies in it."""
     return any(key == section or key.startswith(f"{section}.") for key in keys)
 
 
 def value_at(data: Any, key: str) -> Any:
-    """The value at a dotted key of nested mappings, None where there is none."""
+    """Return the value at a dotted key of nested mappings, None where there is none."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, dict) else None
     return data

@@ -73,7 +73,7 @@ def load(
 
 
 def dump(config: RunConfig) -> str:
-    """The resolved configuration as YAML, every key written out, for people and for files: secrets are masked.
+    """Return the resolved configuration as YAML, every key written out, for people and for files: secrets are masked.
 
     `load` gives the same configuration back where there are none.
     """
@@ -90,7 +90,7 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+.\d]")
 def _contents(
     source: str | Path | Mapping[str, Any] | RunConfig | LoadedConfig,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Nested mappings that may be changed, and the place of each key."""
+    """Return nested mappings that may be changed, and the place of each key."""
     if isinstance(source, str | Path):
         return _read(source)
     if isinstance(source, LoadedConfig):
@@ -104,7 +104,7 @@ def _contents(
 
 
 def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The YAML as nested mappings, and the line of each key."""
+    """Return the YAML as nested mappings, and the line of each key."""
     name = str(file)
     try:
         text = Path(file).read_text()
@@ -137,7 +137,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _resolve(data: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """The values with `${...}` replaced by what it refers to; without those that have a finding, or get one here."""
+    """Return the values with `${...}` resolved, without those that have a finding or get one here."""
     refused = {found.key for found in findings}
     help = "refer to a key that is set by its full dotted name, such as ${gconfig.n_samples}"
 
@@ -161,7 +161,7 @@ def _error(code: str, place: str, message: str, help: str) -> ConfigError:
 
 
 def _lines(node: yaml.Node | None, prefix: str, file: str) -> Iterator[tuple[str, str]]:
-    """Dotted key and `file:line` of every key of a YAML mapping."""
+    """Yield dotted key and `file:line` of every key of a YAML mapping."""
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
@@ -208,7 +208,7 @@ def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
 
 
 def _parse(value: str, annotation: Any) -> Any:
-    """An override's value: text where the key takes text, else as YAML would read it."""
+    """Return an override's value: text where the key takes text, else as YAML would read it."""
     if not takes_text(annotation):
         return _with_text_keys(OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"])))["value"]
     if value == "null" and types.NoneType in members(annotation):

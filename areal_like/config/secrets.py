@@ -1,4 +1,4 @@
-"""What of a configuration may be secret, and is never printed or stored: variables, passwords in URLs, tokens."""
+"""Secrets in a configuration, which are never printed or stored: variables, passwords in URLs, tokens."""
 
 import re
 from collections.abc import Iterator, Mapping

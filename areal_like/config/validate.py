@@ -49,7 +49,7 @@ FOREIGN_KEYS: list[ForeignKeys] = []
 
 
 def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
-    """The configuration that nested mappings hold, or one finding per key that is missing or has a wrong value."""
+    """Return the configuration of nested mappings, or one finding per key that is missing or has a wrong value."""
     try:
         return RunConfig.model_validate(values), []
     except ValidationError as error:
@@ -61,7 +61,7 @@ def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
 
 
 def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Finding]:
-    """The findings without those that only follow from another one.
+    """Return the findings without those that only follow from another one.
 
     A key is not missing that a misspelt one may have meant or that was refused, and what refers with `${...}` to a key
     of another finding is not wrong by itself.
@@ -96,7 +96,7 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
 
 
 def _siblings(key: str) -> Iterator[str]:
-    """The keys of the section that `key` would be in, which may be an entry of a user's name."""
+    """Yield the keys of the section that `key` would be in, which may be an entry of a user's name."""
     place = key.rpartition(".")[0]
     section = section_of(annotation_of(place)) if place else None
     yield from (f"{place}.{name}" for name in (section.model_fields if section else ()))
@@ -109,7 +109,7 @@ def _missing_key(key: str) -> Finding:
 
 
 def wrong_keys(data: dict[str, Any], section: type[Section] | None = RunConfig, prefix: str = "") -> Iterator[Finding]:
-    """Names that the schema does not have, and values that are left open as `???`."""
+    """Yield names that the schema does not have, and values that are left open as `???`."""
     for name, value in data.items():
         key, field = prefix + name, section.model_fields.get(name) if section else None
         if section is not None and field is None:
@@ -124,7 +124,7 @@ def wrong_keys(data: dict[str, Any], section: type[Section] | None = RunConfig, 
 
 
 def _key_of(problem: ErrorDetails, values: Any) -> str:
-    """The key that pydantic complains of; what it appends for an alternative of a union is left out."""
+    """Return the key that pydantic complains of; what it appends for an alternative of a union is left out."""
     if problem["type"] == "missing":
         return ".".join(map(str, problem["loc"]))
     key = ""

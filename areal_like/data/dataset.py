@@ -57,7 +57,7 @@ def load_prompts(
 
 
 def messages_of(source: SourceConfig, record: Record, images: Images = ()) -> list[dict[str, Any]]:
-    """A row's conversation: its messages, or its text as the user's, after `system_prompt` where it has no other.
+    """Return a row's conversation: its messages, or its text as the user's, after `system_prompt` if it has no other.
 
     With `images`, they stand in their places, in OpenAI's form. Raises ImageError where the numbers differ.
     """
@@ -72,14 +72,14 @@ def messages_of(source: SourceConfig, record: Record, images: Images = ()) -> li
 
 
 def tools_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
-    """The tools of a row as JSON schemas: its own column's, where there is one, else `tools`."""
+    """Return the tools of a row as JSON schemas: its own column's, where there is one, else `tools`."""
     own = value_at(record, source.tools_field) if source.tools_field else None
     own = json.loads(own) if isinstance(own, str) else own
     return list(source.tools if own is None else own)
 
 
 def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
-    """Two texts; the first is another one where any prompt, its answer, the order or a column that JSON has is.
+    """Return two texts; the first differs if any prompt, its answer, the order or a column that JSON has is.
 
     The second is what runs of earlier versions have in its place, without columns.
     """
@@ -97,7 +97,7 @@ def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
 
 
 def training_steps(config: RunConfig, n_prompts: int) -> int:
-    """Steps of a run over `n_prompts` training prompts."""
+    """Return the steps of a run over `n_prompts` training prompts."""
     steps = config.total_train_epochs * n_prompts // config.train_dataset.batch_size
     return steps if config.total_train_steps is None else min(steps, config.total_train_steps)
 
@@ -115,7 +115,7 @@ def _check_rows(
     answers_needed: bool,
     sees: bool | None,
 ) -> Sequence[Record]:
-    """The rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError.
+    """Return the rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError.
 
     `sees` is whether the model takes images, None where it is not known.
     """
@@ -143,7 +143,7 @@ def _check_rows(
 
 
 def _answer(source: SourceConfig, record: Record) -> str | None:
-    """A row's reference answer, where it is text or a number."""
+    """Return a row's reference answer, where it is text or a number."""
     answer = value_at(record, source.answer_field)
     return str(answer) if isinstance(answer, str | Real) and not isinstance(answer, bool) else None
 
@@ -158,7 +158,7 @@ def _note_mixed_columns(source: SourceConfig, records: Sequence[Record], note: N
 
 
 def _prompt_problem(prompt: Any, sees: bool) -> str | None:
-    """Why a value is neither text nor a conversation that can be trained on."""
+    """Return why a value is neither text nor a conversation that can be trained on."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "nothing"
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__iter__"):
@@ -182,7 +182,7 @@ def _prompt_problem(prompt: Any, sees: bool) -> str | None:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys that only other messages of a Parquet file have."""
+    """Return a message without the keys that only other messages of a Parquet file have."""
     return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
@@ -250,7 +250,7 @@ def hinted_tokens(config: DatasetConfig, tokenizer: Tokenizer, prompt: Prompt, f
 def _encode(
     source: SourceConfig, tokenizer: Tokenizer, record: Record, images: Images = (), hint: str = ""
 ) -> list[int]:
-    """A plain text stays one for a tokenizer without a chat template, unless something else asks for a conversation."""
+    """Encode a row; a plain text stays one without a chat template, unless something else asks for a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
     plain = isinstance(given, str) and source.system_prompt is None and not images
     if plain and not tools and not source.chat_template_kwargs:

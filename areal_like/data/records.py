@@ -30,7 +30,7 @@ class DatasetError(Exception):
 
 
 def read_records(config: SourceConfig) -> Sequence[Record]:
-    """The rows of a dataset, at least one; raises DatasetError."""
+    """Return the rows of a dataset, at least one; raises DatasetError."""
     path = config.path
     if path == "arithmetic":
         return _read_arithmetic(config)
@@ -51,7 +51,7 @@ def folder_of(path: str) -> Path:
 
 
 def value_at(record: Record, field: str) -> Any:
-    """The value of a column, or of what is nested in it, as `reward_model.ground_truth`; None if there is none."""
+    """Return the value of a column or a field nested in it, such as `reward_model.ground_truth`; None without one."""
     if field in record:
         return record[field]
     value: Any = record
@@ -61,7 +61,7 @@ def value_at(record: Record, field: str) -> Any:
 
 
 def _rows_of(rows: Any, name: str) -> list[Record]:
-    """The rows of an object like torch.utils.data.Dataset: it has a length, and `rows[i]` is a dict of columns.
+    """Return the rows of an object like torch.utils.data.Dataset: it has a length, and `rows[i]` is a dict of columns.
 
     A function is called for them. Raises DatasetError, which calls the object `name`.
     """
@@ -93,7 +93,7 @@ def _read_object(reference: str) -> list[Record]:
 
 
 def _path_problem(path: str) -> str | None:
-    """Why a path is neither a file that can be read nor a name on the hub.
+    """Return why a path is neither a file that can be read nor a name on the hub.
 
     The datasets library would take other names for a folder or for one of its builders, and read what lies there.
     """

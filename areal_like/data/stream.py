@@ -64,7 +64,7 @@ class PromptStream:
 
 
 def shares(weights: Sequence[float], places: int) -> list[int]:
-    """Places of each set, which add up: the largest remainders are rounded up, and no set has none."""
+    """Return the places of each set, which add up: the largest remainders are rounded up, and no set has none."""
     exact = np.array(weights) / sum(weights) * places
     counts = np.floor(exact).astype(int)
     for number in np.argsort(counts - exact)[: places - counts.sum()]:

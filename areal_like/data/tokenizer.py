@@ -121,11 +121,11 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
+        """Return token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a problem: as the user's turn of the chat template if there is one, else as plain text."""
+        """Return token ids of a problem: the user's turn of the chat template if there is one, else plain text."""
         if self._template is None:
             return self.encode(text)
         return self.encode_chat([{"role": "user", "content": text}])
@@ -133,14 +133,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[int]:
-        """Token ids of a conversation, the start of the assistant's next turn included; as `render_chat`.
+        """Return token ids of a conversation, the start of the assistant's next turn included; as `render_chat`.
 
         Images of the messages (`processor.images_of`) have the tokens that their parts take.
         """
         return self.encode_rendered(self.render_chat(messages, tools, **arguments), messages)
 
     def encode_rendered(self, text: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of what the chat template makes of messages, with their images; raises TokenizerError."""
+        """Return token ids of what the chat template makes of messages, with their images; raises TokenizerError."""
         try:
             return self.encode_text(self._expand(text, images_of(messages)))
         except ImageError as error:
@@ -158,7 +158,7 @@ class Tokenizer:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
     ) -> str:
-        """Text of a conversation, the start of the assistant's next turn included.
+        """Return the text of a conversation, the start of the assistant's next turn included.
 
         `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. A tokenizer
         without a template has PLAIN_TEMPLATE. Raises TokenizerError where the template refuses.
@@ -177,15 +177,15 @@ class Tokenizer:
         return str(text)
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text that names its special tokens itself, as what a template gives does."""
+        """Return token ids of a text that names its special tokens itself, as what a template gives does."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> list[int]:
-        """Token ids of a reference answer as the model should give it, end token included."""
+        """Return token ids of a reference answer as the model should give it, end token included."""
         return [*self._encode(text, add_special_tokens=False), self.eos_token_ids[0]]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Text of token ids, special tokens left out unless they are wanted."""
+        """Return the text of token ids, special tokens left out unless they are wanted."""
         return self.backend.decode(list(tokens), skip_special_tokens=not special)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -266,7 +266,7 @@ def _read_text(file: Path) -> str:
 
 
 def _text(token: Any) -> str | None:
-    """A special token is written as its text or as a mapping that holds it."""
+    """Return the text of a special token, which is written as text or as a mapping that holds it."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str | None):
         raise TokenizerError(f"tokenizer_config.json has a special token that is not text: {text!r}")

@@ -25,12 +25,12 @@ _TEST_SHARE = 26  # of 256
 
 
 def split_of(question: str) -> str:
-    """`train` or, for one question in ten, `test`."""
+    """Return `train` or, for one question in ten, `test`."""
     return "test" if hashlib.sha256(question.encode()).digest()[0] < _TEST_SHARE else "train"
 
 
 def generate(size: int, max_number: int, seed: int, split: str) -> list[dict[str, str]]:
-    """`size` records `{"question": ..., "answer": "#### N"}`; operands are 1 to `max_number`, N is never negative.
+    """Return `size` records `{"question": ..., "answer": "#### N"}`; operands are 1 to `max_number`, and N >= 0.
 
     Problems are drawn independently: among few possible ones the same problem comes again.
     """
@@ -49,7 +49,7 @@ def generate(size: int, max_number: int, seed: int, split: str) -> list[dict[str
 
 
 def sentences() -> Iterator[str]:
-    """Sentences that between them hold every word and digit of any problem, answer and plain conversation."""
+    """Yield sentences that between them hold every word and digit of any problem, answer and plain conversation."""
     yield "#### 0123456789"
     yield from (f"{role}: \n" for role in ROLES)
     for template, name, things in itertools.product(ADDING + TAKING_AWAY, NAMES, THINGS):

@@ -24,7 +24,7 @@ def make_tokenizer(kind: Literal["arithmetic", "bytes"], *, images: bool = False
 
 
 def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
-    """One token per word and digit of the generated problems."""
+    """Return a tokenizer with one token per word and digit of the generated problems."""
     words = {word for sentence in arithmetic.sentences() for word in re.findall(_WORDS, sentence)}
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *sorted(words)])}
     tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
@@ -35,7 +35,7 @@ def _arithmetic_tokenizer() -> tokenizers.Tokenizer:
 
 
 def _byte_tokenizer() -> tokenizers.Tokenizer:
-    """One token per byte of UTF-8."""
+    """Return a tokenizer with one token per byte of UTF-8."""
     tokens = [PAD, BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges=[]))
     tokenizer.add_special_tokens([PAD, BOS, EOS])

@@ -1,4 +1,4 @@
-"""Who reads what servers answer: the controller itself, or client processes where one core is not enough for that.
+"""Readers of the servers' answers: the controller itself, or client processes where one core is not enough.
 
 A client process sends requests, reads and decodes the answers, and every EXCHANGE_S hands over what has come. Which
 server takes which sample, and what counts as generated, is decided in the controller

@@ -1,4 +1,4 @@
-"""What waited for what, and which layout or η would wait less: said once, after the first steps of a run.
+"""Advice on waiting times: the layout or η with which trainer and servers would wait less.
 
 Of each engine it is known how long it worked in a step on the GPUs that it has. Work is taken to spread evenly over
 other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out, and
@@ -49,7 +49,7 @@ class Advice:
                 self.say(words)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Close nothing: nothing is kept open."""
 
 
 def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:

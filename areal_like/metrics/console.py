@@ -1,4 +1,4 @@
-"""What a person watching the run sees: what is under way, and one row per step."""
+"""The console: the present phase of a run, and one row per step."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def complain(what: Iterable[Finding | str]) -> None:
-    """Say on standard error what is wrong, a paragraph for each."""
+    """Print problems to standard error, a paragraph for each."""
     text = "\n\n".join(item if isinstance(item, str) else render(item) for item in what)
     if text:
         _Terminal(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)

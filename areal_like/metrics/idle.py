@@ -17,7 +17,7 @@ def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> 
 
 
 def _cover(spans: list[tuple[float, float]]) -> float:
-    """Seconds in at least one of the spans."""
+    """Return the seconds in at least one of the spans."""
     seconds, reached = 0.0, 0.0
     for start, end in sorted(spans):
         seconds += max(0.0, end - max(start, reached))

@@ -56,7 +56,7 @@ class Lines:
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """Size of the file in bytes."""
         return self._file.size
 
     def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -69,7 +69,7 @@ class Lines:
 
 
 def as_json(value: Any) -> str:
-    """One line of JSON, also to readers that know Unicode's ends of lines; numbers that are not finite are null."""
+    """Return one line of JSON, also to readers that split lines as Unicode does; infinities and NaN are null."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -78,7 +78,7 @@ def as_json(value: Any) -> str:
 
 
 def read_rows[T](path: Path, kind: type[T]) -> list[T]:
-    """The rows of a file as what they are; see `rows_of`."""
+    """Return the rows of a file as what they are; see `rows_of`."""
     return list(rows_of(path, kind))
 
 
@@ -105,14 +105,14 @@ def rows_of[T](path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def first_of(error: ValidationError) -> str:
-    """The first thing that is wrong, and where."""
+    """Return the first thing that is wrong, and where."""
     found = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to be written, which takes its place when the body has ended without an exception."""
+    """Yield a file beside `path` to be written, which takes its place when the body has ended without an exception."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     try:

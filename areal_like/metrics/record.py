@@ -1,4 +1,4 @@
-"""What a run leaves behind: numbers per step, checkpoints, the picture, and where each of them lies."""
+"""The record of a run: numbers per step, checkpoints, the picture, and where each of them lies."""
 
 import asyncio
 import json
@@ -134,7 +134,7 @@ class Record:
         return {"rewards": rewards, "held_out": held_out}
 
     def resume(self, state: Mapping[str, Any], step: int, tokens_generated: int) -> None:
-        """Go on after `step` with its `state`."""
+        """Continue after `step` with its `state`."""
         self._rewards, self._held_out = (
             {int(number): value for number, value in state[name].items()} for name in ("rewards", "held_out")
         )
@@ -160,7 +160,7 @@ class Record:
         self._rewards, self._held_out, self._last, self._tokens_generated = {}, {}, 0, 0
 
     def start(self) -> None:
-        """The first step begins: what came before is not part of it."""
+        """Begin the first step: what came before is not part of it."""
         self._drain()
 
     async def samples(self, step: int, trajectories: Sequence[Trajectory], name: str | None = None) -> None:
@@ -187,7 +187,7 @@ class Record:
             thin_out(self.directory, name)
 
     def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
-        """One training step with the statistics that it has; `tokens_generated` counts from the start of the run.
+        """Record one training step with its statistics; `tokens_generated` counts from the start of the run.
 
         While the step is evaluated, its row waits for `held_out`.
         """

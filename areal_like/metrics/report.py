@@ -165,7 +165,7 @@ def _extend(
 
 
 def _in_order(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float | None]]:
-    """The points of a curve by step, each once."""
+    """Return the points of a curve by step, each once."""
     return [(step, _short(value)) for step, value in sorted(set(pairs))]
 
 
@@ -193,7 +193,7 @@ def read_about(directory: Path) -> About:
 
 
 def chrome_trace(directory: Path) -> dict[str, Any]:
-    """The events in the Trace Event Format, which chrome://tracing and ui.perfetto.dev show; times in microseconds."""
+    """Return the events in the Trace Event Format of chrome://tracing and ui.perfetto.dev; times in microseconds."""
     events = read_events(directory)
     lanes = {lane: number for number, lane in enumerate(dict.fromkeys(event.lane for event in events))}
     names = [

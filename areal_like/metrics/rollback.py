@@ -1,4 +1,4 @@
-"""What steps left in a run's directory that will be made anew."""
+"""Rollback of the files of steps that will be repeated."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the model said: prompts, responses and rewards of each step as lines of JSON, and a look at them."""
+"""Samples: prompts, responses and rewards of each step as lines of JSON, and a look at them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ class Sample(TypedDict):
 
 
 def sample_of(item: Trajectory, decode: Decode) -> Sample:
-    """A trajectory in words: what came before the first generated token is the prompt."""
+    """Return a trajectory as text: what came before the first generated token is the prompt."""
     start = int(np.argmax(item.generated))
     return {
         "group": item.group_id,
@@ -80,32 +80,32 @@ def list_written(directory: Path) -> list[tuple[int, str | None]]:
 
 
 def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
-    """In order of reward, the worst first unless told; those whose reward is missing last."""
+    """Return samples in order of reward, by default the worst first; those whose reward is missing last."""
     sign, missing = -1 if best_first else 1, float("inf")
     return sorted(samples, key=lambda sample: missing if sample["reward"] is None else sign * sample["reward"])
 
 
 def pick(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """At most so many, from the worst to the best, and one without a reward where there is one."""
+    """Pick at most so many samples, from the worst to the best, and one without a reward if there is any."""
     ordered = by_reward(samples)
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
     return [ordered[place] for place in places]
 
 
 def reward_of(sample: Sample) -> str:
-    """The reward in words."""
+    """Return the reward in words."""
     return "reward missing" if sample["reward"] is None else f"reward {sample['reward']:g}"
 
 
 def escape(text: str, most: int | None = None) -> str:
-    """Text of a model as a terminal can take it: what does not print is escaped, the middle left out beyond `most`."""
+    """Return a model's text for a terminal: control characters escaped, and the middle beyond `most` left out."""
     if most is not None and len(text) > most:
         text = f"{text[: most // 2]} … {text[-(most // 2) :]}"
     return "".join(c if c.isprintable() or (c == "\n" and most is None) else repr(c)[1:-1] for c in text)
 
 
 def _stretches(versions: Ints) -> list[list[int]]:
-    """Value and length of each stretch of equal values."""
+    """Return value and length of each stretch of equal values."""
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
     return np.stack([versions[starts], np.diff(starts, append=len(versions))], axis=1).tolist()
 

@@ -18,7 +18,7 @@ _FAR_MEAN = 1.5  # a geometric mean that is further from 1 belongs to a policy w
 
 
 def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
-    """The algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
+    """Return the algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
     name = config.algorithm
     if name not in ALGORITHMS and ":" not in name:
         message = f"the algorithm {name!r} is unknown; a function of your own is written {FORM}"
@@ -35,7 +35,7 @@ def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
 
 
 def _try_targets(algorithm: Algorithm, name: str) -> None:
-    """Targets of two groups of two trajectories; raises UserCodeError where they do not come as they should."""
+    """Compute targets of two groups of two trajectories; raise UserCodeError where they are not as they should be."""
     lengths, tokens = np.array([3, 4, 3, 4], np.int32), 14
     experience = Experience(
         rewards=np.array([1, 0, 0, 1], np.float32),
@@ -60,7 +60,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
 
 
 def _try_sending(algorithm: Algorithm, name: str) -> None:
-    """The losses as they travel to the ranks; raises UserCodeError where they cannot."""
+    """Send the losses as they travel to the ranks; raise UserCodeError where they cannot."""
     if not (modules := set(algorithm.user_modules)):
         return
     import cloudpickle
@@ -87,7 +87,7 @@ def _made_up_fields(tokens: int, lengths: np.ndarray[Any, np.dtype[np.int32]]) -
 
 
 def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
-    """The models that it asks."""
+    """Check that the run has the models that the algorithm uses."""
     if "values" in algorithm.needs and config.critic is None:
         message = f"algorithm={config.algorithm} needs values, and the run has no critic"
         yield finding("RUN-ALGORITHM-CRITIC", "critic", message, "write critic={} to add one, or algorithm=grpo")
@@ -107,7 +107,7 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
 
 
 def _combinations(config: RunConfig) -> Iterator[Finding]:
-    """Settings that contradict each other."""
+    """Yield settings that contradict each other."""
     preset, actor = PRESETS.get(config.algorithm), config.actor
     if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
         message = (
@@ -222,7 +222,7 @@ def _range(settings: Settings) -> str:
 
 
 def _compares(settings: Settings) -> bool:
-    """Whether a response counts only beside others to the same prompt."""
+    """Return whether a response is compared with others to the same prompt."""
     norm = settings.reward_norm
     uses_group = bool(settings.reward_coef) and "group" in (norm.mean_level, norm.std_level)
     return settings.dynamic_sampling or uses_group

@@ -31,7 +31,7 @@ _IMITATED = ("train_dataset", "valid_dataset")  # by a warm start, which ends by
 
 
 def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompts, list[Finding]]:
-    """The prompts of each dataset, by its key; none of one that a finding is about, or without a tokenizer."""
+    """Return the prompts of each dataset, by its key; none of one that a finding is about, or without a tokenizer."""
     datasets = {"train_dataset": config.train_dataset, "valid_dataset": config.valid_dataset}
     datasets |= {f"evaluator.datasets.{name}": data for name, data in config.evaluator.datasets.items()}
     prompts: dict[str, Sequence[Prompt]] = dict.fromkeys(datasets, ())
@@ -158,7 +158,7 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
 def _warm_start(
     config: RunConfig, key: str, prompts: Sequence[Prompt], tokenizer: Tokenizer, alignment: int
 ) -> Iterator[Finding]:
-    """An example of the warm start is a prompt with its reference answer, and has to fit in a micro-batch."""
+    """Check that a prompt with its reference answer, an example of the warm start, fits in a micro-batch."""
     limit = config.actor.mb_spec.max_tokens_per_mb
     if not prompts:
         return
@@ -175,7 +175,7 @@ def _warm_start(
 
 
 def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
-    """A server's context holds the longest prompt and response, and the model's positions hold the context."""
+    """Check that a server's context holds the longest prompt and response, and the model's positions the context."""
     needed, context = config.longest_generated + SERVER_RESERVE, config.context_length
     positions = spec.max_positions if spec else max(context, needed)
     if context < needed <= positions:
@@ -214,7 +214,7 @@ def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
 
 
 def _section(name: str) -> str:
-    """The key of a held-out set."""
+    """Return the key of an evaluation set."""
     return name if name == "valid_dataset" else f"evaluator.datasets.{name}"
 
 

@@ -182,7 +182,7 @@ def _find_recomputed(megatron: MegatronConfig) -> dict[str, Any]:
 
 
 def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Finding:
-    """The finding with the keys that place roles, if it is about where roles are: those of the fewest that will do."""
+    """Return a finding about placement with the keys that place roles: as few of them as possible."""
     if found.code not in _STRATEGIES:
         return found
     present, other, helps = _STRATEGIES[found.code]
@@ -197,7 +197,7 @@ def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Findi
 
 
 def _fields(config: RunConfig) -> Iterator[Finding]:
-    """The layout is said once: for the whole run, or by each role; further roles may do without."""
+    """Check that the layout is set once: for the whole run, or by each role; further roles need none."""
     whole, backends = config.allocation_mode is not None, _backends(config)
     for role in backends if whole else ():
         key, message = backend_key(role), "allocation_mode already sets the layout of every role"
@@ -252,7 +252,7 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
 
 
 def _spanning(plan: Plan) -> Iterator[EnginePlan]:
-    """Engines whose servers do not lie on one node each: nothing here starts a server's other half elsewhere."""
+    """Find engines with a server over several nodes: a run starts each server on one node."""
     for engine in plan.engines:
         if engine.kind == "server" and any(len({d.node for d in server.devices}) > 1 for server in engine.servers):
             yield engine
@@ -285,7 +285,7 @@ def _narrower(config: RunConfig, engine: EnginePlan, compile: Compile) -> Iterat
 
 
 def _check_beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding]:
-    """The servers of a model that scores take what memory a GPU has left, whatever other engines need there."""
+    """Check that scoring servers share no GPU: they allocate all free memory, whatever other engines need."""
     for role in config.scorers if device_of(config.device) == "cuda" else ():
         if not (others := _find_neighbours(plan, role)):
             continue
@@ -298,13 +298,13 @@ def _check_beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[F
 
 
 def _find_neighbours(plan: Plan, role: str) -> list[str]:
-    """The roles that share GPUs with this one."""
+    """Return the roles that share GPUs with this one."""
     gpus = {device for engine in plan.engines if engine.role == role for device in engine.devices}
     return [engine.role for engine in plan.engines if engine.role != role and gpus & set(engine.devices)]
 
 
 def _check_apart(config: RunConfig, role: str) -> str | dict[str, str]:
-    """The layouts with a role on the next free GPUs."""
+    """Return the layouts with a role on the next free GPUs."""
     backends = _backends(config)
     if not config.allocation_mode:
         return backends | {role: backends[role].partition("@")[0]}

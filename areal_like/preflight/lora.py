@@ -18,18 +18,18 @@ _FUSED = "use_transformer_engine_op_fuser"
 
 
 def trained_share(actor: ActorConfig, model: ModelSpec) -> float:
-    """The part of a model's parameters that is trained: 1 without adapters."""
+    """Return the part of a model's parameters that is trained: 1 without adapters."""
     return trained_parameters(actor, model) / total_parameters(model) if actor.use_lora else 1.0
 
 
 def trained_parameters(actor: ActorConfig, model: ModelSpec) -> int:
-    """The parameters of the adapters."""
+    """Return the parameters of the adapters."""
     names = actor.target_modules
     return adapter_parameters(model, actor.lora_rank, lambda name: ALL_LINEAR in names or name in names)
 
 
 def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
-    """Modules that the model does not have, or that no adapter is written for; how much is trained, and beside what."""
+    """Check modules that the model lacks or that have no adapter; report how much is trained."""
     actor = config.actor
     if not actor.use_lora or spec is None:
         return
@@ -48,7 +48,7 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
 
 
 def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Iterator[Finding]:
-    """Names of no layer, and of layers without adapters; `attention` has those that the layout allows."""
+    """Find names of no layer, and of layers without adapters; `attention` has those that the layout allows."""
     known = _linear_layers(actor, spec)
     for name in actor.target_modules:
         if name not in (*known, ALL_LINEAR):
@@ -60,7 +60,7 @@ def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Ite
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
-    """Their names, as far as they can be known: a model that is only named is looked at once it is downloaded."""
+    """Return the names of linear layers, None for a model that is not downloaded yet."""
     if spec.counted is not None:
         return [name for name, _ in spec.counted.linear]
     if spec.latent_attention and spec.experts:
@@ -74,7 +74,7 @@ def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
 
 
 def _splits_groups(spec: ModelSpec, plan: Plan) -> bool:
-    """Whether Megatron's TP splits query groups, whose three projections are one matrix there."""
+    """Return whether Megatron's TP splits query groups, whose three projections are one matrix there."""
     engine = plan.engine("actor")
     return engine.backend == "megatron" and engine.sizes.tp > spec.kv_heads
 

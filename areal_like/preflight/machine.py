@@ -40,7 +40,7 @@ def check_machine(config: RunConfig, device: Device, plan: Plan | None, *, dry_r
 
 
 def gpu_count() -> int:
-    """NVIDIA GPUs that a process of this host would see; CUDA reads its list up to the first entry that is no GPU."""
+    """Return the NVIDIA GPUs that a process of this host sees; CUDA reads its list up to the first invalid entry."""
     present = len(list(Path("/dev").glob("nvidia[0-9]*")))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -50,7 +50,7 @@ def gpu_count() -> int:
 
 
 def _packages(config: RunConfig, device: Device) -> Iterator[Finding]:
-    """Only what this run imports has to be there."""
+    """Check that the packages that this run imports are installed."""
     bridges = {role: section.megatron.bridge_type for role, section in config.further_roles.items() if section.megatron}
     bridges["actor"] = config.actor.megatron.bridge_type
     needed = [
@@ -80,7 +80,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _directory(config: RunConfig) -> Iterator[Finding]:
-    """A run writes into a directory of its own, which can be made, and never over another's files."""
+    """Check that the run's directory can be created, and does not hold the files of others."""
     directory = config.run_dir
     if not directory.is_dir():
         above = next(parent for parent in (directory, *directory.parents) if parent.exists())
@@ -102,7 +102,7 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
 
 
 def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Only this host can be asked whether a port is free; the servers of other nodes find out when they start."""
+    """Check that the ports are free on this host; the servers of other nodes find out when they start."""
     first = config.sglang.port
     if first is None or plan is None:
         return
@@ -128,7 +128,7 @@ def _port_problem(port: int) -> str | None:
 
 
 def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
-    """An existing cluster answers and holds the plan."""
+    """Check that an existing cluster answers and holds the plan."""
     guessed = config.device == "auto"
     for code, key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
         elsewhere = dry_run and key == "scheduler.address" and config.scheduler.address == "auto"
@@ -137,7 +137,7 @@ def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: 
 
 
 def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
-    """A private cluster is this host alone."""
+    """Check that the layout fits a private cluster, which is this host alone."""
     if config.cluster.n_nodes > 1:
         message = f"a private cluster (scheduler.type=local) has one node, not {config.cluster.n_nodes}"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"

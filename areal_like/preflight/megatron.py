@@ -56,7 +56,7 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
 
 
 def _fsdp(view: RoleView) -> Iterator[Finding]:
-    """Packed attention under FSDP is torch's kernel on GPUs, which has no float32."""
+    """Check the data type: packed attention under FSDP is torch's kernel on GPUs, which has no float32."""
     if view.device == "cuda" and view.engine.dtype == "float32":
         key = view.key("dtype")
         message = (
@@ -66,7 +66,7 @@ def _fsdp(view: RoleView) -> Iterator[Finding]:
 
 
 def option_finding(section: str, problem: OptionProblem) -> Finding:
-    """A finding about an option that a section passes on."""
+    """Return a finding about an option that a section passes on."""
     nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
     return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
 
@@ -111,7 +111,7 @@ def _context(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
 
 
 def _experts(view: RoleView, family: str | None) -> Iterator[Finding]:
-    """Megatron-core's flexible dispatcher is DeepEP's; experts one by one have names that few bridges know."""
+    """Check the dispatcher (the flexible one is DeepEP's) and ungrouped experts, whose names few bridges know."""
     megatron, bridge = view.engine.megatron, view.key("megatron.bridge_type")
     dispatcher, grouped = view.key("megatron.moe_token_dispatcher_type"), view.key("megatron.moe_grouped_gemm")
     backend = megatron.override_transformer_config.get("moe_flex_dispatcher_backend")
@@ -132,7 +132,7 @@ def _experts(view: RoleView, family: str | None) -> Iterator[Finding]:
 
 
 def _check_fused(view: RoleView) -> Iterator[Finding]:
-    """Megatron-core builds no output layer whose gradient a kernel of Apex would have to add, and Apex is not there."""
+    """Check fused options that need a kernel of Apex, which is not installed."""
     name, kernel = "gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"
     if view.engine.megatron.override_transformer_config.get(name) and importlib.util.find_spec(kernel) is None:
         key, message = (
@@ -143,7 +143,7 @@ def _check_fused(view: RoleView) -> Iterator[Finding]:
 
 
 def _check_recomputed(view: RoleView) -> Iterator[Finding]:
-    """Modules are chosen where not everything is recomputed."""
+    """Check that modules are chosen only where not everything is recomputed."""
     megatron, modules = view.engine.megatron, view.key("megatron.recompute_modules")
     if megatron.moe_layer_recompute and megatron.recompute_granularity == "full":
         key = view.key("megatron.moe_layer_recompute")
@@ -160,7 +160,7 @@ def _check_recomputed(view: RoleView) -> Iterator[Finding]:
 
 
 def _absent(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
-    """Modules to recompute that no layer of the model has."""
+    """Find modules to recompute that no layer of the model has."""
     megatron = view.engine.megatron
     lacks = {"mlp": spec.experts and not spec.dense_layers, "shared_experts": not spec.shared_ffn}
     lacks |= dict.fromkeys(("moe", "moe_act"), not spec.experts)
@@ -193,7 +193,7 @@ def _optimizer(view: RoleView) -> Iterator[Finding]:
 
 
 def _check_offloaded(view: RoleView) -> Iterator[Finding]:
-    """A captured graph has the addresses of what it was captured with."""
+    """Check that CUDA graphs are not combined with offloading: a captured graph has fixed addresses."""
     megatron = view.engine.megatron
     overrides, chosen = megatron.override_transformer_config, [n for n in _OFFLOADS if getattr(megatron, n)]
     graphs = next((name for name in _GRAPHS if overrides.get(name) not in (None, False, "none")), None)
@@ -204,7 +204,7 @@ def _check_offloaded(view: RoleView) -> Iterator[Finding]:
 
 
 def _attention(view: RoleView) -> Iterator[Finding]:
-    """Megatron-core ends a run in which a variable says something else than `attention_backend`."""
+    """Check that no environment variable contradicts `attention_backend`, which ends a run in Megatron-core."""
     backend = str(view.engine.megatron.override_transformer_config.get("attention_backend", "auto"))
     key = f"{view.key(_OVERRIDES)}.attention_backend"
     for name, right in attention_environment(backend).items():

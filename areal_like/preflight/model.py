@@ -138,7 +138,7 @@ def _window(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
-    """transformers computes any model; the ranks try at the start whether it can be packed (`fsdp/probe.py`).
+    """Check a model under FSDP; the ranks try at the start whether it can be packed (`fsdp/probe.py`).
 
     Sequences are shared, and prompts with them, in attention that the trainer computes itself.
     """
@@ -196,7 +196,7 @@ def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Ite
 
 
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
-    """The tokenizer of `tokenizer_path`, or else the model's own."""
+    """Return the tokenizer of `tokenizer_path`, or else the model's own."""
     actor, named = config.actor, config.tokenizer_path
     if named is not None:
         return _tokenizer("tokenizer_path", named, spec)
@@ -215,7 +215,7 @@ def config_problem(key: str, error: ModelError, help: str | None = _CONFIG_HELP)
 
 
 def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec | None, list[Finding]]:
-    """The shape of a model that lies somewhere, and what is wrong with its files; it may have no weights else."""
+    """Return the shape of a model directory, and a finding about its files; weights are required only where asked."""
     if is_local(path) and not Path(path, "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
         return None, [finding("RUN-MODEL-DIRECTORY", key, message, "name a directory in Hugging Face form")]

@@ -61,14 +61,14 @@ def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
 
 
 def _on_cpu(spec: ModelSpec) -> Iterator[Finding]:
-    """Models that SGLang's CPU server does not start, or computes otherwise (`tests/models/test_cpu_servers.py`)."""
+    """Find models that SGLang's CPU server refuses or computes differently (`tests/models/test_cpu_servers.py`)."""
     if spec.family in NOT_ON_CPU:
         message = f"the model is a {spec.family}, and SGLang's CPU server {NOT_ON_CPU[spec.family]}"
         yield finding("RUN-CPU-FAMILY", "actor.path", message, "write device=cuda, or use another model")
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:
-    """A prompt that no cache keeps would be prefilled once more for nothing."""
+    """Warn of shared prefills without a cache: the prompt would be prefilled once more for nothing."""
     if config.rollout.prefill_once and is_on(config.sglang.extra_args, "disable_radix_cache"):
         message = "ignored: the servers have no radix cache (sglang.extra_args.disable_radix_cache)"
         help = "write rollout.prefill_once=false"
@@ -84,7 +84,7 @@ def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
 
 
 def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
-    """Whether servers beyond those of the layout can be had, and given weights."""
+    """Check that elastic servers can start and receive weights."""
     most, key, stay = config.rollout.max_servers, "rollout.max_servers", "rollout.max_servers=null"
     if most is None:
         return

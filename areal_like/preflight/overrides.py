@@ -56,7 +56,7 @@ def _answer(asked: str) -> tuple[int, str, str]:
 
 
 def shape_of(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of TransformerConfig that follow from a model."""
+    """Return the fields of TransformerConfig that follow from a model."""
     shape: dict[str, Any] = {
         "num_layers": spec.layers,
         "hidden_size": spec.hidden_size,

@@ -57,7 +57,7 @@ _MUST_STAY = (  # of megatron
 
 
 def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
-    """A run that is to be gone on with has a name by which the same command finds it."""
+    """Check that a run that may be resumed has a name by which the same command finds it."""
     if loaded.config.recover.mode != "off" and loaded.origins.place_of("trial_name") == THE_TIME:
         message = "trial_name defaults to the start time, so the same command cannot find this run again (recover.mode)"
         help = "write trial_name=first, for example"
@@ -141,7 +141,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> I
 
 
 def _with_actors(values: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The values with what a role has from the actor in its own section, where that of the `other` ones has it."""
+    """Return the values with the actor's settings in a role's section, where the `other` ones have them there."""
     filled = dict(values)
     for role in ("ref", "critic"):
         if (own := values.get(role)) and (others := other.get(role)):
@@ -151,7 +151,7 @@ def _with_actors(values: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping
 
 
 def _different(before: Any, now: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each key whose values differ, with both; a section that one side lacks is one key, and None there."""
+    """Yield each key whose values differ, with both; a section that one side lacks is one key, and None there."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         section = section_of(annotation_of(key)) if key else RunConfig
         if section is not None:  # a key of a newer version had its default, and one of an older version is gone
@@ -173,7 +173,7 @@ def _back(key: str, value: Any, path: Path) -> str:
 
 
 def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[str, Any]) -> Iterator[Finding]:
-    """Roles whose checkpoint is of the other training backend; one without a layout of its own has the actor's."""
+    """Find roles whose checkpoint is of the other training backend; a role without a layout has the actor's."""
     for role in [role for role, section in config.roles.items() if config.allocation_mode or section.backend]:
         path, now = checkpoint / role, plan.engine(role).backend
         backend = "megatron" if (path / CONFIG).exists() else "fsdp"
@@ -186,7 +186,7 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
 
 
 def _check_ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
-    """A run that has nothing left to do, or that `fault` leaves alone."""
+    """Check that the run has steps left, and that `recover.mode=fault` applies to how it ended."""
     ended, only_failures = (directory.parent / SUMMARY_FILE).exists(), config.recover.mode == "fault"
     if version >= steps and ended:
         message = f"the run in {directory.parent} has finished all {steps} steps"

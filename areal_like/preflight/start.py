@@ -52,7 +52,7 @@ def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:
 
 
 def _of_tensors(tensors: Mapping[str, Stored], model: ModelSpec) -> Iterator[str]:
-    """Sizes that cannot be the model's; layers are one tensor, or tensors with numbers where they are not all alike."""
+    """Yield sizes that are not the model's; layers are one tensor, or numbered tensors if they are not all alike."""
     if _EMBEDDING not in tensors:
         yield f"it has no {_EMBEDDING}"
         return

@@ -177,7 +177,7 @@ def _longest_hinted(
 
 
 def _tokenizer(path: str, tokenizer: Tokenizer) -> Iterator[Finding]:
-    """The teacher scores token ids, so an id must be the same text for both."""
+    """Check that a token id is the same text for the teacher and the policy."""
     try:
         own = Tokenizer.load(path).backend.get_vocab()
         other = [word for word, number in tokenizer.backend.get_vocab().items() if own.get(word) != number]

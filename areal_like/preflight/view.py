@@ -1,4 +1,4 @@
-"""What the checks see of a role on trainer ranks: its settings, its model, its layout, and the keys that set them."""
+"""A role on trainer ranks as the checks see it: its settings, its model, its layout, and the keys that set them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

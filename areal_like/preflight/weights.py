@@ -64,7 +64,7 @@ def _more(names: Sequence[str]) -> str:
 
 
 def layer_matrices(directory: Path) -> set[str]:
-    """The last names of the matrices in the layers of a model directory that `check_weights` lets pass."""
+    """Return the last names of the matrices in the layers of a model directory that `check_weights` lets pass."""
     shapes = _read_shapes(directory, "actor.path").items()
     names = (name.removesuffix(".weight") for name, shape in shapes if len(shape) == 2 and ".layers." in name)
     return {name.rpartition(".")[2] for name in names}

@@ -73,7 +73,7 @@ def _call(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
 
 @functools.cache
 def _loop() -> asyncio.Runner:
-    """One event loop for all calls, so that an asynchronous client can be kept between them."""
+    """Return one event loop for all calls, so that an asynchronous client can be kept between them."""
     return asyncio.Runner()
 
 
@@ -98,7 +98,7 @@ def as_reward(given: Any, name: str) -> Reward:
 
 
 def _number(given: Any, name: str, wanted: str) -> float:
-    """A finite number of Python, numpy or torch."""
+    """Convert a number of Python, numpy or torch; it must be finite."""
     try:
         number = math.nan if isinstance(given, str | bytes) else float(given)
     except (TypeError, ValueError, OverflowError):

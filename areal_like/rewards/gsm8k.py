@@ -54,7 +54,7 @@ def check(answer: str) -> tuple[str, str] | None:
 
 
 def quick(response: str, answer: str) -> float | None:
-    """The reward where plain integers settle it, None where `verify` has to look.
+    """Return the reward where plain integers settle it, None where `verify` has to look.
 
     1.0 or 0.0, as `verify` would give it: without a final answer it is 0, and two integers are compared as such.
     """
@@ -67,7 +67,7 @@ def quick(response: str, answer: str) -> float | None:
 
 
 def verify(response: str, answer: str) -> float:
-    """1.0 if the final answers are mathematically equal, else 0.0. May take long or for ever: give it a process."""
+    """Return 1.0 if the final answers are mathematically equal, else 0.0. May never return: give it a process."""
     from areal_like.rewards.symbolic import equal  # takes seconds
 
     given, wanted = _final_answers(response, answer)
@@ -88,7 +88,7 @@ def _final_answers(response: str, answer: str) -> tuple[str | None, str | None]:
 
 
 def _digits(integer: str) -> tuple[bool, str]:
-    """Sign and digits of an integer, of any length (`int` refuses more than 4,300 digits)."""
+    """Return sign and digits of an integer, of any length (`int` refuses more than 4,300 digits)."""
     digits = integer.replace(",", "").removeprefix("-").lstrip("0")
     return integer.startswith("-") and digits != "", digits
 

@@ -104,7 +104,7 @@ class RewardPool:
         return await asyncio.wrap_future(self._hand_in(load, arguments))
 
     def call_and_wait(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
-        """As `call`, for code without an event loop."""
+        """Call as `call` does, for code without an event loop."""
         return self._hand_in(load, arguments).result()
 
     def queue_seconds(self) -> tuple[float, float]:
@@ -123,7 +123,7 @@ class RewardPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """As `__aexit__`."""
+        """Exit as `__aexit__` does."""
         self._end()
 
     def _hand_in(self, load: Callable[[], Callable[..., Any]], arguments: Sequence[Any]) -> Future[Any]:
@@ -182,7 +182,7 @@ class RewardPool:
         return process.calls >= _CALLS or resident_bytes([process.pid]) > _FULL * self._memory
 
     def _fork(self) -> Worker:
-        """A new worker; raises Ended."""
+        """Fork a new worker; raise Ended."""
         server = self._living_server()
         try:
             return server.fork()
@@ -192,7 +192,7 @@ class RewardPool:
             return self._living_server().fork()
 
     def _living_server(self) -> ForkServer:
-        """The fork server, or a new one where it has ended; raises Ended."""
+        """Return the fork server, or a new one where it has ended; raise Ended."""
         with self._lock:
             if self._ended or self._server is None:
                 raise Ended("the pool has ended")

@@ -36,7 +36,7 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
         await self._session.close()
 
     async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
-        """A reward for each response, or why there is none."""
+        """Return a reward for each response, or why there is none."""
         return await asyncio.gather(*(self._score(prompt, response) for response in responses))
 
     async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:

@@ -65,7 +65,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         self._missing: Counter[str] = Counter()
 
     async def score(self, prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
-        """A reward for each response to a prompt, all of one group; missing where a judge failed. See Score."""
+        """Return a reward for each response to a prompt, all of one group; missing where a judge failed. See Score."""
         if sum(map(len, responses)) <= SHORT_TOKENS:
             texts = [self._tokenizer.decode(response.tolist()) for response in responses]
         else:
@@ -77,12 +77,12 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         return await self.score_texts(prompt, texts)
 
     async def score_texts(self, prompt: Prompt, texts: Sequence[str]) -> list[Reward]:
-        """As `score`, for responses that are text already."""
+        """Score as `score` does, for responses that are text already."""
         outcomes = await asyncio.gather(*(judge(texts, prompt) for judge in self._judges.values()))
         return [self._reward(dict(zip(self._judges, of_one, strict=True))) for of_one in zip(*outcomes, strict=True)]
 
     def statistics(self) -> dict[str, float]:
-        """Since this was last asked: waits for a worker, in seconds, and missing rewards by each cause that there was.
+        """Return the numbers since the last call: waits for a worker in seconds, and missing rewards by cause.
 
         A cause that there was earlier is 0.
         """
@@ -101,7 +101,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         await self._pool.__aexit__()
 
     def _reward(self, outcomes: Mapping[str, Reward | Failure]) -> Reward:
-        """One response's: the weighted sum of its parts, missing where one of them is."""
+        """Return one response's reward: the weighted sum of its parts, missing where one of them is."""
         rewards: dict[str, Reward] = {}
         for name, outcome in outcomes.items():
             if isinstance(outcome, Failure):
@@ -130,7 +130,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
 
 
 def weighted_sum(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
-    """The sum of named rewards; its parts are their values by name, and their own parts by `name.part`."""
+    """Return the sum of named rewards; its parts are their values by name, and their own parts by `name.part`."""
     values = {name: float(reward.value or 0.0) for name, reward in rewards.items()}
     inner = {f"{name}.{part}": value for name, reward in rewards.items() for part, value in reward.parts.items()}
     return Reward(sum(weights[name] * value for name, value in values.items()), values | inner)

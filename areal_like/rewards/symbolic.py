@@ -13,7 +13,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn of tha
 
 
 def equal(given: str, wanted: str) -> bool:
-    """Whether an answer equals the reference. May take long or for ever.
+    """Return whether an answer equals the reference. May take long or for ever.
 
     Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python.
     """

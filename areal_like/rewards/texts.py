@@ -1,4 +1,4 @@
-"""What takes milliseconds for responses of tens of thousands of tokens: in workers, so that the event loop is free."""
+"""Work of milliseconds on responses of tens of thousands of tokens: in workers, so that the event loop is free."""
 
 import array
 import functools

@@ -80,7 +80,7 @@ def work(call: bytes) -> bytes:
 
 
 def _pickle(value: Any) -> bytes:
-    """Raises UserCodeError where the value cannot be sent."""
+    """Pickle a value; raise UserCodeError where it cannot be sent."""
     try:
         return bytes(ForkingPickler.dumps((value, None)))
     except Exception as error:  # a user's objects pickle, or not, in any way they like
@@ -88,7 +88,7 @@ def _pickle(value: Any) -> bytes:
 
 
 def _receive(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[Any], float, float]:
-    """Raises UserCodeError where the call has objects of modules that this process cannot import."""
+    """Receive a call; raise UserCodeError where it has objects of modules that this process cannot import."""
     try:
         return ForkingPickler.loads(call)
     except Exception as error:  # a user's objects are made, or not, in any way they like

@@ -1,4 +1,4 @@
-"""What the collector runs for each prompt."""
+"""The workflow that the collector runs for each prompt."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a server has generated for one prompt."""
+"""The response of a server to one prompt."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Sample:
 
     @property
     def input(self) -> Ints:
-        """What a server has to go on from, `[tokens]`."""
+        """Tokens from which a server continues, `[tokens]`."""
         return np.concatenate([self.prompt, self._held[0, : self.length]]) if self.length else self.prompt
 
     @property

@@ -23,7 +23,7 @@ from areal_like.run.training import Serving, Trainers, train
 
 @dataclass(frozen=True)
 class Run:
-    """What every attempt to train has in common."""
+    """The parts that every attempt to train shares."""
 
     cluster: Cluster
     job: Job

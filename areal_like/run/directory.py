@@ -44,7 +44,7 @@ class RunDirectory:
 
     @property
     def state(self) -> RunState:
-        """That of the checkpoint, or of a run that begins."""
+        """State of the checkpoint, or of a new run."""
         return self.checkpoint.state if self.checkpoint else RunState()
 
     def roll_back(self, open_sinks: Callable[[int], Sequence[StatsSink]], say: Callable[[str], None]) -> "RunDirectory":
@@ -144,7 +144,7 @@ def _vacate(path: Path, kind: type[BaseException] | None, *_: object) -> None:
 def _open(
     job: Job, path: Path, view: View, owner: Ownership, open_record: Callable[[int | None], Record]
 ) -> RunDirectory:
-    """The run as its newest whole checkpoint has it, or from its beginning where there is none."""
+    """Open the run at its newest complete checkpoint, or at its beginning without one."""
     config, directory, existed = job.config, path / DIRECTORY, size_of(path / CONFIG_FILE) is not None
     found, incomplete = newest(directory)
     complain(f"{problem}; searching for an earlier checkpoint" for problem in incomplete)
@@ -196,7 +196,7 @@ async def _take(directory: Path, view: View) -> Ownership:
 
 
 def _describe_owner(directory: Path, found: Sequence[Process]) -> str:
-    """The message about a run that has not ended, with those that have its lock, or the last that had it."""
+    """Return the message about a run that has not ended, with those that have its lock, or the last that had it."""
     last = last_owner(directory)
     who, end = describe_holders(found) if found else (describe_owner(last[1] if last else None), "End it")
     fact = f"{directory.parent} belongs to a run that has not ended: {who}. Each run needs a directory of its own"

@@ -35,7 +35,7 @@ class Result:
     trajectories: Sequence[Trajectory]
 
     def scalars(self) -> dict[str, float]:
-        """The numbers under the names that papers give them; {} where there is none."""
+        """Return the numbers under the names that papers give them; {} where there is none."""
         if self.mean is None:
             return {}
         return {f"mean@{self.n_samples}": self.mean} | {f"pass@{k}": share for k, share in self.pass_at.items()}
@@ -50,7 +50,7 @@ class Evaluator:
     tokens: int = field(default=0, init=False)
 
     def due(self, done: int, steps: int) -> bool:
-        """Whether to evaluate after `done` of `steps` training steps."""
+        """Return whether to evaluate after `done` of `steps` training steps."""
         if not self.sets:
             return False
         if done in (0, steps):
@@ -58,7 +58,7 @@ class Evaluator:
         return self.config.freq_steps is not None and done % self.config.freq_steps == 0
 
     async def evaluate(self) -> dict[str, Result]:
-        """Every set with the weights that the servers hold."""
+        """Evaluate every set with the servers' present weights."""
         results = await asyncio.gather(*(self._evaluate(name, part) for name, part in self.sets.items()))
         return dict(zip(self.sets, results, strict=True))
 
@@ -79,12 +79,12 @@ class Evaluator:
 
 
 def _of_samples(group: Sequence[Trajectory]) -> list[float]:
-    """The rewards of a group's samples, of which some have several trajectories."""
+    """Return the rewards of a group's samples, of which some have several trajectories."""
     return list({item.sample: item.reward for item in group if item.reward is not None}.values())
 
 
 def pass_at(counts: Sequence[tuple[int, int]], n_samples: int) -> dict[int, float]:
-    """pass@k for k = 1, 2, 4, ... up to `n_samples`, of prompts with (responses, responses that passed).
+    """Return pass@k for k = 1, 2, 4, ... up to `n_samples`, of prompts with (responses, responses that passed).
 
     The unbiased estimate 1 - C(n - c, k) / C(n, k), averaged over prompts (Chen et al. 2021, "Evaluating Large Language
     Models Trained on Code", arXiv:2107.03374, equation 1). A prompt with fewer than k rewards does not count at k.

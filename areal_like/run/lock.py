@@ -1,4 +1,4 @@
-"""Who holds the lock of a run's directory, how long to wait for them, and how a fork does not become one of them."""
+"""The lock of a run's directory: its holders, how long to wait for them, and how forks do not keep it."""
 
 import os
 import time

@@ -17,7 +17,7 @@ RESPONSES = 16  # the longest ones: some kinds of rope differ only there
 
 
 def allowed_logprob_diff(config: RunConfig) -> float:
-    """The largest mean distance, in nats, that is taken for rounding."""
+    """Return the largest mean distance, in nats, that is taken for rounding."""
     return config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
 
 

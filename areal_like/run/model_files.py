@@ -79,7 +79,7 @@ async def _download_to_cache(name: str, key: str) -> Path:
 
 
 def _download(name: str) -> int:
-    """Prints the directory or the reason; returns the exit code."""
+    """Print the directory or the reason; returns the exit code."""
     import httpx
     from huggingface_hub import snapshot_download
 

@@ -20,7 +20,7 @@ class MovingTeacher:
         self._teacher, self._trainer, self._path = teacher, trainer, directory / "teacher"
 
     def due(self, step: int) -> bool:
-        """Whether the teacher is updated after this training step, counted from 1."""
+        """Return whether the teacher is updated after this training step, counted from 1."""
         return step % self._every == 0
 
     async def follow(self, step: int) -> None:

@@ -14,7 +14,7 @@ from areal_like.types import Floats, Ints, Trajectory, mean_reward
 
 @dataclass(eq=False)
 class PromptResults:
-    """What depends on results by prompt: the `stream`, if it is a Curriculum, and `values` of single rollouts.
+    """Uses of results by prompt: the `stream`, if it is a Curriculum, and `values` of single rollouts.
 
     Both are functions of the steps that were observed, so a resumed run observes those of its journal.
     """

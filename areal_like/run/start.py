@@ -44,7 +44,7 @@ from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 
 
 async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
-    """All ranks of a role, with the model loaded."""
+    """Start all ranks of a role and load the model."""
     plan, limit = job.plan.engine(role), job.config.roles[role].timeout_s
     ranks = await cluster.start_group(
         role,
@@ -81,13 +81,13 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
 
 
 def _initial_weights(config: EngineConfig) -> Path | None:
-    """The Megatron checkpoint that a role starts from, absolute as ranks have directories of their own."""
+    """Return the Megatron checkpoint that a role starts from, absolute as ranks have directories of their own."""
     start = config.megatron
     return Path(str(start.dist_checkpointing_path)).absolute() if start.use_dist_checkpointing else None
 
 
 def _lora(actor: ActorConfig) -> LoRA | None:
-    """The actor's adapters, if these are what is trained."""
+    """Return the actor's adapters, if these are what is trained."""
     return LoRA(actor.lora_rank, actor.lora_alpha, tuple(actor.target_modules)) if actor.use_lora else None
 
 
@@ -100,20 +100,20 @@ def carry_user_code(algorithm: Algorithm) -> None:
 
 
 def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
-    """The reference, if the run has one."""
+    """Start the reference, if the run has one."""
     section, actor = job.config.ref, trainers["actor"]
     return Reference(section, trainers.get("ref", actor), actor, cluster.shared_dir) if section else None
 
 
 async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
-    """All servers, ready for requests, and their URLs."""
+    """Start all servers; return them ready for requests, and their URLs."""
     devices = [server.devices for server in job.plan.engine("rollout").servers]
     servers = await _server_actors(cluster, job, model, devices)
     return servers, await servers.call_all("start", phase="start-up")
 
 
 async def start_client(cluster: Cluster, rollout: EnginePlan, rank: int) -> WorkerGroup:
-    """One client process, on the node of one of the servers."""
+    """Start one client process, on the node of one of the servers."""
     devices = rollout.servers[rank % len(rollout.servers)].devices[:1]
     arguments = {"token": cluster.token}
     return await cluster.start_group(
@@ -163,7 +163,7 @@ async def _replaced_server(
 
 
 def _one_server(job: Job) -> Plan:
-    """Any GPUs of one node, as many as a server of the layout has."""
+    """Return a plan of any GPUs of one node, as many as a server of the layout has."""
     rollout = job.plan.engine("rollout")
     one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
     return replace(job.plan, allocation="", engines=(one,))
@@ -183,7 +183,7 @@ async def _elastic_server(
 async def _server_actors(
     cluster: Cluster, job: Job, model: Path, devices: Sequence[Sequence[Device]], first_rank: int = 0
 ) -> WorkerGroup:
-    """The actors of servers, the first of `first_rank`, each on devices of its own."""
+    """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, sizes = job.config, job.plan.engine("rollout").sizes
     limit = config.rollout.startup_timeout_s
 
@@ -258,12 +258,12 @@ def weight_sync(
 
 
 def _on_gpus_of_servers(actor: EnginePlan, rollout: EnginePlan) -> list[set[int]]:
-    """For each server the actor's ranks on its GPUs."""
+    """Return for each server the actor's ranks on its GPUs."""
     return [
         {rank for rank, device in enumerate(actor.devices) if device in server.devices} for server in rollout.servers
     ]
 
 
 def collective_backend(actor: EnginePlan, rollout: EnginePlan, device: str) -> Literal["gloo", "nccl"]:
-    """nccl between GPUs; gloo on CPU, and where trainer rank 0 shares a GPU with a server, which nccl refuses."""
+    """Return nccl between GPUs; gloo on CPU, and if trainer rank 0 shares a GPU with a server, which nccl refuses."""
     return "gloo" if device == "cpu" or actor.devices[0] in rollout.devices else "nccl"

@@ -30,7 +30,7 @@ from areal_like.workflows.make import Workflows
 
 @dataclass(frozen=True)
 class Serving:
-    """What generates and scores, and outlives a trainer."""
+    """The servers and their clients, which outlive a trainer."""
 
     pool: ServerPool
     rewards: Rewards

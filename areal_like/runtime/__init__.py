@@ -1,1 +1,1 @@
-"""What every process of a run shares: tuning of the garbage collector, ends of processes, and those of user code."""
+"""Code that every process of a run shares: tuning of the garbage collector, ends of processes, workers of user code."""

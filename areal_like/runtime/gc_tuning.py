@@ -44,8 +44,10 @@ async def gc_tuned() -> AsyncIterator[None]:
 
 
 async def _look_through_the_young() -> None:
-    """Python begins to look once so many objects more were made than freed: where one batch goes while the next one
-    comes, it does so with 130,000 of them at once, for 0.1 s.
+    """Collect young objects at intervals.
+
+    Otherwise Python begins only once many more objects were made than freed: with 130,000 of them at once, for 0.1 s,
+    where one batch is freed while the next one arrives.
     """
     while True:
         await asyncio.sleep(YOUNG_S)

@@ -67,11 +67,11 @@ class Mark:
         self.place = place
 
     def beat(self) -> None:
-        """The thread's loop turns."""
+        """Note that the thread's loop turns."""
         self._marks._fields[self._base] += 1
 
     def set(self, call: int) -> None:
-        """The thread runs a call now, or none (0)."""
+        """Note which call the thread runs now; 0: none."""
         fields = self._marks._fields
         fields[self._base + 1] = call
         if call:

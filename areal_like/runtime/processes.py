@@ -149,7 +149,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 self._workers.end(worker)
 
     async def _free_lane(self) -> tuple[Worker, Lane]:
-        """The event loop with the fewest calls, once one is ready."""
+        """Return the event loop with the fewest calls, once one is ready."""
         while True:
             self._workers.raise_failure()
             workers = [each for each in self._workers.all if each.ready and not each.retires and not each.alone]

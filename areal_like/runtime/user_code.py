@@ -26,7 +26,7 @@ class UserCodeError(Exception):
 
 
 def absolute(reference: str) -> str:
-    """The same reference for a process with another working directory."""
+    """Return the same reference for a process with another working directory."""
     where, colon, name = reference.rpartition(":")
     return f"{Path(where).expanduser().absolute()}{colon}{name}" if where.endswith(".py") else reference
 
@@ -72,7 +72,7 @@ class Portable:
 
     @classmethod
     def pack(cls, reference: str) -> "Portable":
-        """Raises UserCodeError for an object that cannot be sent."""
+        """Pack an object; raise UserCodeError for one that cannot be sent."""
         if reference not in _given:
             return cls(absolute(reference), None)
         from pickle import PicklingError
@@ -85,20 +85,20 @@ class Portable:
             raise UserCodeError(f"{reference} cannot be sent to a worker process: {error}") from error
 
     def load(self) -> Any:
-        """The object, in the process that it was sent to. Raises UserCodeError."""
+        """Load the object, in the process that it was sent to. Raises UserCodeError."""
         return load_object(self.reference) if self.by_value is None else _made_of(self.by_value)
 
 
 @functools.cache
 def _made_of(by_value: bytes) -> Any:
-    """The object of a Portable, whose bytes the process that started this one has made: nobody else has its pipe."""
+    """Return the object of a Portable. Its bytes come from the parent process: no other process has the pipe."""
     import cloudpickle
 
     return cloudpickle.loads(by_value)
 
 
 def user_modules(thing: Any) -> list[ModuleType]:
-    """Modules that another process may not be able to import, among those that a function or a class is from.
+    """Return modules that another process may not be able to import, among those that a function or a class is from.
 
     They are its own, and all that were imported from where that lies; none for what is installed. A partial is from
     where its function is.
@@ -121,14 +121,14 @@ def _folder(module: ModuleType) -> str:
 
 
 def _root(module: ModuleType) -> str:
-    """The folder that it was imported from, which for a package's module is the one above the package."""
+    """Return the folder that a module was imported from, which for a package's module is the one above the package."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     paths = list(getattr(top, "__path__", ()))
     return os.path.dirname(os.path.abspath(paths[0])) if paths else _folder(top)
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Whether every process of a run can import it: this project, Python's own and what was installed."""
+    """Return whether every process of a run can import it: this project, Python's own and what was installed."""
     if module.__name__.partition(".")[0] in (*_OURS, *sys.builtin_module_names, *sys.stdlib_module_names):
         return True
     return bool({"site-packages", "dist-packages"} & set(Path(_folder(module)).parts))
@@ -154,7 +154,7 @@ def _load_named(reference: str) -> Any:
 
 @functools.cache
 def _run_file(path: str) -> ModuleType:
-    """The module in a file; what lies beside it can be imported by it, as in a script."""
+    """Import the module in a file, which can import what lies beside it, as a script can."""
     file = Path(path)
     if not file.is_file():
         raise UserCodeError(f"{path} does not exist")
@@ -180,7 +180,7 @@ def _import(name: str) -> ModuleType:
 
 
 def where_it_failed(error: BaseException, name: str) -> str:
-    """The error in one line, with the last line of the user's file that it passed through."""
+    """Return the error in one line, with the last line of the user's file that it passed through."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

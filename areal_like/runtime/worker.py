@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def _in_fork(marks: Marks, connections: Sequence[int]) -> None:
-    """A forked child has no part in the connection, nor in the marks."""
+    """Close the connection and the marks in a forked child."""
     global _is_fork
     _is_fork = True
     marks.detach()
@@ -268,7 +268,7 @@ def _check(answer: bytes) -> bytes:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    """The body of the next message."""
+    """Receive the body of the next message."""
     found: list[bytes] = []
     frames = Frames(lambda kind, number, body: found.append(body), lambda: None)
     while not found:

@@ -155,7 +155,7 @@ class Workers:
             self.note_end(worker, message["status"], message.get("why", ""))
 
     def note_end(self, worker: Worker, status: int | None, why: str) -> None:
-        """A worker has ended by itself."""
+        """Note that a worker has ended by itself."""
         if self._closing or worker.over:
             self.end(worker)
             return
@@ -172,7 +172,7 @@ class Workers:
         self.fault(worker, "died", message, guilty, suspects)
 
     def _lost(self, worker: Worker) -> None:
-        """A connection was closed; the process should end soon."""
+        """Note that a connection was closed; the process should end soon."""
 
         async def insist() -> None:
             await asyncio.sleep(LOST_S)
@@ -290,7 +290,7 @@ def _describe(status: int | None) -> str:
 
 
 def _program(module: str) -> list[str]:
-    """The command that runs a module of this project, wherever that is imported from."""
+    """Return the command that runs a module of this project, wherever that is imported from."""
     root = str(Path(__file__).parents[2])
     return [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {root!r}); import {module} as it; it.main()"]
 

@@ -121,7 +121,7 @@ def to_device(
     device: torch.device,
     reader: ImageReader | None = None,
 ) -> DeviceBatch:
-    """Copies a micro-batch; `wanted` and `reader` are DeviceBatches's."""
+    """Copy a micro-batch; `wanted` and `reader` are DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
     kept = None if batch.kept is None else batch.kept.take(targets)

@@ -1,4 +1,4 @@
-"""What a training backend does for one rank, and what it has to know. No torch here."""
+"""The interface of a training backend on one rank, and its specification. No torch here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TrainEngine(Protocol):
         """
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
-        """A critic's estimates of all tokens, in the form of `log_probs`: the one at t is made before t, from t - 1.
+        """Return a critic's values of all tokens, as `log_probs` does: the one at t is made before t, from t - 1.
 
         Raises RoleError for other roles.
         """
@@ -60,7 +60,7 @@ class TrainEngine(Protocol):
     def train(
         self, batch: Batch, loss: LossSpec, temperature: float = 1.0, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch, the loss averaged over its tokens with `loss_mask` 1 (`loss_weights`).
+        """Make one optimizer step on the batch, the loss averaged over tokens with `loss_mask` 1 (`loss_weights`).
 
         Returns `loss`, `grad_norm`, `lr`, `loss_tokens`, `skipped` and the mean of each statistic of the loss, the same
         on every rank. `learning_rate` replaces the schedule's for this step, which then does not count in the schedule.
@@ -77,7 +77,7 @@ class TrainEngine(Protocol):
         """
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole on every rank, under their Hugging Face names and in the same order.
+        """Return all weights, whole on every rank, under their Hugging Face names and in the same order.
 
         Tensors may share the model's memory: use each before the next training step.
         """
@@ -105,7 +105,7 @@ class TrainEngine(Protocol):
         """
 
     def is_saved(self) -> bool:
-        """Whether this rank has written its share. Raises OSError where that failed, as on a full disk."""
+        """Return whether this rank has written its share. Raises OSError where that failed, as on a full disk."""
 
     def finish_save(self) -> None:
         """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
@@ -139,11 +139,11 @@ class LoRA:
 
     @property
     def scale(self) -> float:
-        """What the product of an adapter's matrices is multiplied with."""
+        """Factor of the product of an adapter's matrices."""
         return self.alpha / self.rank
 
     def adapts(self, layer: str) -> bool:
-        """Whether a linear layer, by its Hugging Face name, gets an adapter."""
+        """Return whether a linear layer, by its Hugging Face name, gets an adapter."""
         return ALL_LINEAR in self.targets or layer.rpartition(".")[2] in self.targets
 
 

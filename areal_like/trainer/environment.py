@@ -17,7 +17,7 @@ _ATTENTION = {"flash": "100", "fused": "010", "unfused": "001", "local": "000", 
 
 
 def rank_environment(spec: EngineSpec) -> dict[str, str]:
-    """Variables for each rank of an engine, those of `env_vars` last.
+    """Return variables for each rank of an engine, those of `env_vars` last.
 
     Sources: Megatron-LM `training/determinism.py`, `training/arguments.py` and (attention)
     `core/models/common/language_module/language_module.py`; Transformer Engine's NVTE_* variables; SGLang
@@ -36,7 +36,7 @@ def rank_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def attention_environment(backend: str) -> dict[str, str]:
-    """The variables of an `attention_backend`; Megatron-core raises where they are set to something else."""
+    """Return the variables of an `attention_backend`; Megatron-core raises where they are set to something else."""
     names = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
     return dict(zip(names, _ATTENTION.get(backend, _ATTENTION["auto"]), strict=True))
 
@@ -56,7 +56,7 @@ def _megatron(spec: EngineSpec) -> dict[str, str]:
 
 
 def apply_environment(spec: EngineSpec, master_address: str) -> None:
-    """Sets a rank's variables as far as the user has not, and keeps gloo and NCCL on the interface to the master.
+    """Set a rank's variables as far as the user has not, and keep gloo and NCCL on the interface to the master.
 
     Transformer Engine reads some of them when it is imported, and so does torch: the engine's module comes later.
     """

@@ -23,7 +23,7 @@ _TOKENIZER_FILES = ("*token*.json", "chat_template*", "vocab.*", "merges.txt", "
 
 
 def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bucket]:
-    """Groups named tensors, in order, into lists of at most `limit` bytes, or of one tensor that is larger."""
+    """Group named tensors, in order, into lists of at most `limit` bytes, or of one tensor that is larger."""
     bucket: Bucket = []
     size = 0
     for name, tensor in weights:
@@ -55,7 +55,7 @@ def write_checkpoint(
     tokenizer: Path | None = None,
     scratch: Path | None = None,
 ) -> None:
-    """Writes `weights` as safetensors to `path`, with the config of the checkpoint at `source`.
+    """Write `weights` as safetensors to `path`, with the config of the checkpoint at `source`.
 
     The tokenizer's files are those of the directory `tokenizer`, by default `source`. The checkpoint appears under its
     name only when it is complete; one that is there already is replaced. Until then it is in `scratch`, a directory of
@@ -68,7 +68,7 @@ def write_checkpoint(
 def fill_checkpoint(
     partial: Path, weights: Iterable[tuple[str, Tensor]], source: Path, dtype: str, *, tokenizer: Path | None = None
 ) -> None:
-    """Writes into an empty directory what `write_checkpoint` says."""
+    """Write the files of `write_checkpoint` into an empty directory."""
     copy_descriptions(source, tokenizer or source, partial, dtype)
     index, total = {}, 0
     for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
@@ -83,7 +83,7 @@ def fill_checkpoint(
 
 @contextmanager
 def complete_directory(path: Path, scratch: Path | None = None) -> Iterator[Path]:
-    """A directory for the body to fill, in `scratch` or beside `path`, which it becomes when it is complete."""
+    """Yield a directory for the body to fill, in `scratch` or beside `path`, which it becomes when it is complete."""
     partial = (scratch or path.parent) / f".{path.name}.{os.getpid()}.partial"
     partial.mkdir(parents=True)
     yield partial
@@ -100,7 +100,7 @@ def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Copies tensor by tensor; each is let go on its device before the next is made, and may leave it with the last."""
+    """Copy tensor by tensor to the host; each is released on its device before the next is made."""
     for name, tensor in weights:
         copy = tensor.detach().cpu().contiguous()
         copy = copy.clone() if copy.data_ptr() == tensor.data_ptr() else copy
@@ -110,7 +110,7 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
 
 
 def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:
-    """Copies a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
+    """Copy a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
 
     The config then names the data type of the new weights, and no layers for multi-token prediction, which are gone;
     one that says so already is copied byte for byte.
@@ -131,7 +131,7 @@ def _is_tokenizers(file: Path) -> bool:
 
 
 def _name_shards(folder: Path, index: dict[str, int], total: int) -> None:
-    """Gives the shards the names that transformers looks for, now that their number is known."""
+    """Give the shards the names that transformers looks for, now that their number is known."""
     count = max(index.values())
     if count == 1:
         (folder / "1.safetensors").rename(folder / "model.safetensors")

@@ -13,7 +13,7 @@ class HostCopies:
         self._kept: dict[Hashable, Tensor] = {}
 
     def take(self, tensors: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
-        """A contiguous copy of each by its name, good until the next call; one for tensors that are the same memory."""
+        """Return a contiguous copy of each tensor by name, valid until the next call; shared memory is copied once."""
         before, self._kept = self._kept, {}
         copies: dict[Hashable, Tensor] = {}
         done: dict[Hashable, Tensor] = {}

@@ -33,7 +33,7 @@ def log_probs_and_entropy(
     support: Tensor | None = None,
     choices: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """log p(label) and the entropy of p = softmax(logits / temperature), both `[rows]`, float32, differentiable once.
+    """Return log p(label) and the entropy of p = softmax(logits / temperature), `[rows]`, float32, differentiable once.
 
     With `choices` `[rows, k]`, different whole-vocabulary ids of each row, also their log p, `[rows, k]`.
 
@@ -62,7 +62,7 @@ def log_probs_and_entropy_of_hidden(
     in_fp32: bool = False,
     cap: float | None = None,
 ) -> tuple[Tensor, ...]:
-    """The same from hidden states `[rows, hidden]` and the output layer's `weight` `[padded vocabulary / tp, hidden]`.
+    """Return both from hidden states `[rows, hidden]` and the output `weight` `[padded vocabulary / tp, hidden]`.
 
     Logits of several slices are made again in backward ("Cut Your Losses in Large-Vocabulary Language Models",
     arXiv:2411.09009). The gradient of `hidden` is the same on every rank of `group`. A trained weight's is added to
@@ -150,7 +150,7 @@ class _Fp32Logits(torch.autograd.Function):
 
 
 def _fp32_product(left: Tensor, right: Tensor) -> Tensor:
-    """A GPU multiplies numbers of 16 bits exactly and adds up in float32: it needs no copies in float32."""
+    """Return a product in float32. A GPU multiplies 16-bit numbers exactly and adds in float32."""
     if left.is_cuda and left.dtype != torch.float32:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
@@ -168,7 +168,7 @@ def _split(
     vocab_size: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[int, Tensor, int, Tensor | None]:
-    """Rows of a slice; labels and choices among this rank's words, `[rows, 1 + k]`; how many of its columns are words.
+    """Return rows of a slice; labels and choices among this rank's words, `[rows, 1 + k]`; the number of columns.
 
     Words of other ranks are -1. Last the local words of the support: -1 is filling, and -2 a word of another rank.
     Raises ValueError for choices beside a support.
@@ -198,7 +198,7 @@ def _measure(
     valid: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log p of labels and choices, `[rows, 1 + k]`; entropy and the log of the softmax's denominator, `[rows]`.
+    """Return log p of labels and choices, `[rows, 1 + k]`; entropy and the log of the softmax's denominator, `[rows]`.
 
     `rows` are local words, supports and scales of the slices.
     """
@@ -275,14 +275,14 @@ def _column(scale: float | Tensor) -> float | Tensor:
 
 
 def _static(logits: Tensor) -> Tensor:
-    """With a constant number of columns to a kernel, which then loads eight at a time."""
+    """Give a kernel a constant number of columns, so that it loads eight at a time."""
     if _IS_FUSED:
         torch._dynamo.mark_static(logits, 1)
     return logits
 
 
 def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
-    """A product of bfloat16 is added in float32 without a tensor of its own where there are kernels for that."""
+    """Add a bfloat16 product in float32, without a temporary tensor where kernels allow it."""
     if to.dtype == left.dtype:
         to.addmm_(left, right)
     elif to.is_cuda:
@@ -292,7 +292,7 @@ def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _local_sums(logits: Tensor, scale: float | Tensor, valid: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row over this rank's words: the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
+    """Return per row over this rank's words the maximum m of z, the sum of exp(z - m), the sum of z exp(z - m)."""
     z = _scale(logits, scale, valid)
     maximum = z.amax(1)
     weight = torch.exp(z - maximum[:, None])
@@ -309,7 +309,7 @@ def _to_gradient(
     scale: float | Tensor,
     valid: int,
 ) -> None:
-    """In place; d log p(label) / dz = onehot - p; dH / dz = -p (log p + H)."""
+    """Compute the gradient in place; d log p(label) / dz = onehot - p; dH / dz = -p (log p + H)."""
     log_p = _scale(logits, scale, valid) - log_total[:, None]
     is_label = torch.arange(logits.shape[1], device=logits.device) == local[:, None]
     slope = (log_p + entropy[:, None]) * grad_entropy[:, None] + grad_log_prob[:, None]

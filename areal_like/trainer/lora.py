@@ -27,13 +27,13 @@ class Adapter(NamedTuple):
     b: Tensor
 
     def merge(self, weight: Tensor, scale: float) -> Tensor:
-        """A new `[out, in]` in the data type of `weight`: that and the adapter, added in float32."""
+        """Return a new `[out, in]` in the data type of `weight`: the weight plus the adapter, added in float32."""
         a, b = (matrix.to(weight.device, torch.float32) for matrix in self)
         return torch.addmm(weight.float(), b, a, alpha=scale).to(weight.dtype)
 
 
 def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int) -> Adapter:
-    """A new adapter of a layer, by its Hugging Face name: the same in every layout. It adds 0.
+    """Return a new adapter of a layer, by its Hugging Face name: the same in every layout. It adds 0.
 
     B is 0 and A Kaiming-uniform with a = sqrt(5), uniform within 1 / sqrt(in), as in the authors' implementation
     (`loralib/layers.py`, https://github.com/microsoft/LoRA) and PEFT; the paper says Gaussian.
@@ -58,7 +58,7 @@ def pause(modules: Iterable[torch.nn.Module], pause: bool) -> Iterator[None]:
 
 
 def refuse_unmatched(lora: LoRA, layers: Iterable[str]) -> None:
-    """Raises ValueError for a target that is none of the layers with an adapter."""
+    """Raise ValueError for a target that is not a layer with an adapter."""
     found = {layer.rpartition(".")[2] for layer in layers}
     if unmatched := [name for name in lora.targets if name not in (*found, ALL_LINEAR)]:
         raise ValueError(f"actor.target_modules: the model has no linear layer {', '.join(unmatched)}")
@@ -81,7 +81,7 @@ def save_adapters_together(path: Path, adapters: Iterator[tuple[str, Adapter]], 
 
 
 def _peft_config(lora: LoRA, base: str, layers: list[str]) -> dict[str, object]:
-    """The fields of PEFT's LoraConfig that differ from its defaults, or that other readers look for."""
+    """Return the fields of PEFT's LoraConfig that differ from its defaults, or that other readers look for."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -81,7 +81,7 @@ class DeviceMemory:
             self._synchronize()
 
     def _storages(self, part: Part) -> list[UntypedStorage]:
-        """The storages on the device that are this part's alone."""
+        """Return the storages on the device that are this part's alone."""
         earlier = {
             storage: None for other in PARTS[: PARTS.index(part)] for storage in self._on_device(self._tensors[other]())
         }
@@ -111,7 +111,7 @@ class DeviceMemory:
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:
-    """All of a storage, `[bytes]`."""
+    """Return all of a storage, `[bytes]`."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 

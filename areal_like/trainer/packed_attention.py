@@ -36,7 +36,7 @@ def padded_attention(
     sinks: Tensor | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """`query` `[t, heads, dim]` of this rank, `key` and `value` `[keys of all ranks, heads, dim]`; as `query`.
+    """Attend with this rank's `query` `[t, heads, dim]`, `key` and `value` `[keys of all ranks, heads, dim]`.
 
     A `window` is of the tokens that a query attends to. `sinks` `[heads]` are scores of keys that have no value. A soft
     `cap` bounds the scores by a hyperbolic tangent.
@@ -92,7 +92,7 @@ def _mask(group: SequenceGroup, window: int | None) -> Tensor | None:
 
 
 def group_by_length(cu_seqlens: Tensor, of_keys: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:
-    """The sequences between `cu_seqlens` `[sequences + 1]`, within a factor of two in length.
+    """Return the sequences between `cu_seqlens` `[sequences + 1]`, within a factor of two in length.
 
     `of_keys` is the same tensor, or counts more keys than queries: a sequence's last query attends to all of its keys.
     """

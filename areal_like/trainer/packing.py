@@ -76,7 +76,7 @@ class MicroBatch:
 
 
 def sequence_alignment(tp: int, cp: int, rows: int = 1) -> int:
-    """Length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences).
+    """Return the length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences).
 
     `rows` is what the rows of a rank have to be a multiple of, 1 but for FP8.
     """
@@ -84,7 +84,7 @@ def sequence_alignment(tp: int, cp: int, rows: int = 1) -> int:
 
 
 def alignment_of(backend: str, sizes: ParallelSizes, rows: int = 1) -> int:
-    """`sequence_alignment` of a trainer's layout; FSDP cuts a whole pack into c parts."""
+    """Return the `sequence_alignment` of a trainer's layout; FSDP cuts a whole pack into c parts."""
     return sizes.cp if backend == "fsdp" else sequence_alignment(sizes.tp, sizes.cp, rows)
 
 
@@ -97,7 +97,7 @@ def make_schedule(
     multiple: int = 1,
     trees: PrefixTrees | None = None,
 ) -> Schedule:
-    """Distributes sequences over `dp` ranks and packs each rank's share into micro-batches.
+    """Distribute sequences over `dp` ranks and pack each rank's share into micro-batches.
 
     `max_tokens` is per micro-batch before context parallelism divides it. The sequences of one of `trees` stay
     together. Raises PackingError for an empty batch and for a sequence that is longer than a micro-batch.
@@ -141,7 +141,7 @@ def pack(
     cp: int = 1,
     cp_rank: int = 0,
 ) -> MicroBatch:
-    """Packs the sequences `members`, all those of some of the `trees`, and takes this rank's share of each.
+    """Pack the sequences `members`, all those of some of the `trees`, and take this rank's share of each.
 
     Rows are counted on whole sequences, before context parallelism cuts them: a chunk's last token predicts the first
     token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
@@ -286,7 +286,7 @@ def packs(
 
 
 def _lightest_first(order: Sequence[int], sizes: Sequence[int], n_bins: int, capacity: int) -> list[list[int]] | None:
-    """Puts each item, largest first, into the lightest bin; None when one does not fit."""
+    """Put each item, largest first, into the lightest bin; None when one does not fit."""
     heap = [(0, i) for i in range(n_bins)]
     bins: list[list[int]] = [[] for _ in range(n_bins)]
     for item in order:

@@ -11,7 +11,7 @@ from areal_like.trainer.engine import EngineSpec, Rendezvous
 
 
 def prepare_process(spec: EngineSpec) -> torch.device:
-    """Sets threads and determinism; returns this process's device. Raises ValueError where it lacks it."""
+    """Set threads and determinism; return this process's device. Raises ValueError where it lacks it."""
     on_gpu, deterministic = spec.device == "cuda", spec.config.megatron.use_deterministic_algorithms
     if on_gpu != torch.cuda.is_available():
         raise ValueError(

@@ -44,11 +44,11 @@ class TrainerRank:
         """Answer, as a living process does that is not in another call."""
 
     def engine(self, method: str, *arguments: Any) -> Any:
-        """One method of the engine."""
+        """Call one method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
     def checksums(self) -> dict[str, int]:
-        """The checksum of each weight under its Hugging Face name.
+        """Return the checksum of each weight under its Hugging Face name.
 
         The first time every rank takes part in gathering them; from then on they are those of what the sender gathers.
         """
@@ -61,12 +61,12 @@ class TrainerRank:
         return numbers(self._sender.sums)
 
     def transfer(self, step: str, *arguments: Any) -> Any:
-        """One step of the transport's sender."""
+        """Run one step of the transport's sender."""
         return getattr(self._sender, step)(*arguments)
 
 
 def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
-    """The engine of a backend, in this process's environment. Raises ValueError for one that nobody wrote."""
+    """Return the engine of a backend, in this process's environment. Raises ValueError for an unknown one."""
     apply_environment(spec, rendezvous.address)
     if spec.backend == "megatron":
         with pause_gc():

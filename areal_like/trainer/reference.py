@@ -29,12 +29,12 @@ class Reference:
         return await self._trainer.log_probs(own, temperature)
 
     def due(self, step: int) -> bool:
-        """Whether the reference is updated after this training step, counted from 1."""
+        """Return whether the reference is updated after this training step, counted from 1."""
         every = self._config.update_every_steps
         return every is not None and step % every == 0
 
     async def update(self, *, decay: float | None = None) -> None:
-        """Become `decay` of itself, by default `ref.ema_decay`, and the rest of the actor."""
+        """Average the reference with the actor: keep the share `decay`, by default `ref.ema_decay`."""
         await self._actor.save_hf(self._path, phase="saving for the reference")
         await self._trainer.load_hf(self._path, self._config.ema_decay if decay is None else decay)
         await asyncio.to_thread(shutil.rmtree, self._path)

@@ -37,7 +37,7 @@ class Trainer:
         return await self._per_token("log_probs", batch, temperature, adapted, phase="log-probs")
 
     async def values(self, batch: Batch) -> Floats:
-        """A critic's values, `[tokens]`: the one at a token is made from all before it, and 0 at a sequence's first."""
+        """Return a critic's values, `[tokens]`: each is made from the tokens before, and is 0 at a sequence's first."""
         return await self._per_token("values", batch, phase="values")
 
     async def _per_token(self, method: str, batch: Batch, *arguments: Any, phase: str) -> Floats:
@@ -50,7 +50,7 @@ class Trainer:
     async def train(
         self, batch: Batch, loss: LossSpec, temperature: float, learning_rate: float | None = None
     ) -> dict[str, float]:
-        """One optimizer step on the whole batch; returns loss, grad_norm, lr and the loss's own statistics."""
+        """Make one optimizer step on the whole batch; return loss, grad_norm, lr and the loss's own statistics."""
         arguments = (batch, loss, temperature, learning_rate)
         return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
 
@@ -108,18 +108,18 @@ class Trainer:
         await self._ranks.call_all("engine", "onload", parts, phase="onload")
 
     async def checksums(self, *, timeout_s: float) -> dict[str, int]:
-        """The checksum of each weight under its Hugging Face name."""
+        """Return the checksum of each weight under its Hugging Face name."""
         phase = "weight update (checksums)"
         return (await self._ranks.call_all("checksums", phase=phase, timeout=timeout_s))[0]
 
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
-        """One step of the transport's sender on every rank; returns rank 0's answer.
+        """Run one step of the transport's sender on every rank; return rank 0's answer.
 
         Raises WorkerError, which names the ranks that did not end it in time.
         """
         return (await self.transfers(step, *arguments, timeout_s=timeout_s))[0]
 
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """As `transfer`; returns what each rank answers, in rank order."""
+        """Run a step as `transfer` does; return what each rank answers, in rank order."""
         phase = f"weight update ({step})"
         return await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s, cancels=True)

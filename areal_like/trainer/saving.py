@@ -23,7 +23,7 @@ class Saving:
         thread.shutdown(wait=False)
 
     def is_written(self) -> bool:
-        """Whether the shares of all ranks are on disk. Raises OSError where one cannot be."""
+        """Return whether the shares of all ranks are on disk. Raises OSError where one cannot be."""
         if done := self._writing.done():
             self._wait()
         return done

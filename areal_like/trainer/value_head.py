@@ -16,13 +16,13 @@ HEAD_NAME = "score.weight"
 
 
 def new_head(hidden_size: int, seed: int) -> Tensor:
-    """Small, so that first values are near 0, and the same in every layout and on every backend."""
+    """Return a new head: small, so that first values are near 0, and the same in every layout and backend."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(1, hidden_size, generator=generator) / (hidden_size + 1)
 
 
 def stored_head(path: Path) -> Tensor | None:
-    """The head of a checkpoint directory, if it has one."""
+    """Return the head of a checkpoint directory, if it has one."""
     file, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if index.is_file():
         shard = json.loads(index.read_text())["weight_map"].get(HEAD_NAME)

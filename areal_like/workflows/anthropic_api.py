@@ -69,7 +69,7 @@ _SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
+    """Return the fields of the same request as a chat completion; raises Refused for what has no counterpart."""
     asked = check_fields(_Asked, fields, session)
     if asked.thinking and asked.thinking.type != "disabled":
         raise Refused("thinking: the chat template decides whether a model thinks; leave it out", "thinking")
@@ -185,7 +185,7 @@ def _events(*contents: Mapping[str, Any]) -> bytes:
 
 
 def _messages(message: _Message) -> Iterator[dict[str, Any]]:
-    """One of Anthropic's messages as one message, or as several where it has results of tools."""
+    """Yield one of Anthropic's messages as one message, or as several if it has results of tools."""
     blocks = message.content
     calls = [block for block in blocks if isinstance(block, _ToolUse)]
     results = [block for block in blocks if isinstance(block, _ToolResult)]

@@ -42,7 +42,7 @@ class Context:
 
 
 def parsed_arguments(text: str) -> Any:
-    """A tool call's arguments, which are JSON; the text itself where a model wrote what is not, or cannot be sent."""
+    """Return a tool call's arguments from JSON; the text itself if it is not JSON, or cannot be sent."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -97,7 +97,7 @@ def following(
 
 
 def _without_first_end(tokenizer: Tokenizer, new: list[int]) -> list[int]:
-    """The model has generated the end of its message itself: what the template ends it with comes once."""
+    """Remove the template's end of a message that the model has ended itself."""
     end = next((place for place, token in enumerate(new) if token in tokenizer.eos_token_ids), None)
     if end is None or tokenizer.decode(new[:end]).strip():
         return new  # the template ends messages otherwise

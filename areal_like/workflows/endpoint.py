@@ -182,7 +182,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
 
 
 async def _read_body(request: Any, most: int) -> bytes | None:
-    """The body of a request, None where it is too large; what was not read of it then stays with the client."""
+    """Return the body of a request, None where it is too large; what was not read of it then stays with the client."""
     body = bytearray()
     if int(request.headers.get("content-length", 0)) > most:
         return None

@@ -123,11 +123,11 @@ class _Group:
         self._scene.pool.set_aside("unused", unused)
 
     async def play_episode(self, number: int) -> list[Trajectory]:
-        """The trajectories of episode `number`."""
+        """Play episode `number` and return its trajectories."""
         return self._join(number, *await self._play_episode(number))
 
     async def play_branches(self, branch: BranchConfig) -> list[Trajectory]:
-        """The trajectories of all episodes, which share their first turns."""
+        """Play all episodes, which share their first turns, and return their trajectories."""
         self._shared = shared = SharedTurns(branch, self._home)
 
         async def play(number: int) -> tuple[int, Sequence[Session], Reward] | None:
@@ -193,7 +193,7 @@ class _Group:
         return reward
 
     async def play(self) -> list[Trajectory]:
-        """The trajectories of a workflow of the whole group."""
+        """Play a workflow of the whole group and return its trajectories."""
         scene, n, sessions = self._scene, self._workflow.n_samples, list[Session]()
         version = scene.pool.version
         with ExitStack() as keys:
@@ -267,7 +267,7 @@ class _Group:
         return pickle.dumps((reply.status, reply.content, reply.content_type))
 
     def _session(self, number: int) -> Session:
-        """Session `number` on the server of its group, whose episodes share what they begin with."""
+        """Return session `number` on the server of its group, whose episodes share what they begin with."""
         scene, workflow, home, requests = self._scene, self._workflow, self._home, itertools.count()
 
         async def generate(
@@ -309,7 +309,7 @@ class _Group:
         return session
 
     def _seed(self, number: int, request: int) -> int | None:
-        """A seed for each request: of one seed, equal prompts would have equal responses."""
+        """Return a seed for each request: of one seed, equal prompts would have equal responses."""
         if self._workflow.seed is None:
             return None
         return int(np.random.SeedSequence([self._workflow.seed, self._id, number, request]).generate_state(1)[0])
@@ -398,7 +398,7 @@ def _trajectories(
 
 
 def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Trajectory:
-    """A trajectory as a batch takes it, whoever made it; raises EpisodeError for values that none can be made of."""
+    """Return a trajectory with arrays, as a batch needs it; raise EpisodeError for unusable values."""
     try:
         ids = np.asarray(item.tokens)
         tokens, versions = (np.asarray(each).astype(np.int32, casting="same_kind") for each in (ids, item.versions))

@@ -1,4 +1,4 @@
-"""What a workflow of a whole group gets: `async def run(prompt, n, rollout) -> list[Trajectory]`.
+"""The argument of a workflow of a whole group: `async def run(prompt, n, rollout) -> list[Trajectory]`.
 
 It is in the worker process that plays the group, and asks the main process for everything that is recorded.
 """

@@ -1,4 +1,4 @@
-"""What was generated and what was given, in order, as one trajectory."""
+"""Joins generated and given tokens, in order, to one trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ type Part = Response | Sequence[int] | Ints
 
 
 def as_response(tokens: Sequence[int] | Ints) -> Response:
-    """Token ids that no model generated, as a part that several trajectories begin with."""
+    """Return token ids that no model generated, as a part that several trajectories begin with."""
     ids = np.asarray(tokens, np.int32)
     return Response(ids, np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32))
 
@@ -25,7 +25,7 @@ def not_trained(response: Response) -> Response:
 
 
 def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
-    """The parts back to back, with at least one Response among them; the last one says why it ended."""
+    """Return the parts back to back, with at least one Response among them; the last one says why it ended."""
     wholes = [part if isinstance(part, Response) else as_response(part) for part in parts]
     last = next(part for part in reversed(parts) if isinstance(part, Response))
     return Trajectory(

@@ -89,11 +89,11 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         await self._open.aclose()
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
-        """The run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
+        """Return the run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
         return self._make(self._config.workflow or SINGLE_TURN, self._scene, sampling, n_samples, seed)
 
     def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
-        """The workflow of this name, of which nothing will be trained on: requests may name any temperature."""
+        """Return the workflow of an evaluation set: requests may name any temperature, as nothing is trained on."""
         limits = replace(self._scene.limits, max_tokens=self._config.longest_generated)
         return self._make(workflow, replace(self._scene, limits=limits), sampling, n_samples, None, trained=False)
 
@@ -127,7 +127,7 @@ def _limits(config: RunConfig) -> Limits:
 
 
 def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:
-    """The processes that play the run's own workflows, whose output goes to `log`."""
+    """Return the processes that play the run's own workflows, whose output goes to `log`."""
     episode = config.episode
     functions = [Portable.pack(reference) for reference in config.workflows.values()]
     blocked_s = min(episode.blocked_s, episode.timeout_s)  # while a loop stands still, the time of no episode passes
@@ -136,14 +136,14 @@ def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | 
 
 
 def _import_libraries() -> None:
-    """Sessions import it with their first turn, which takes a second."""
+    """Import libraries that sessions would import with their first turn, which takes a second."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _ = render_jinja_template
 
 
 def _parser(pool: ServerPool, name: str) -> ParseTools:
-    """SGLang's parser of a model family's tool calls; it runs in a server, as its import takes torch."""
+    """Return SGLang's parser of a model family's tool calls; it runs in a server, as its import takes torch."""
 
     async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
         for server in pool.servers[:MOST_PARSERS]:

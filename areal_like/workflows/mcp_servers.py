@@ -26,7 +26,7 @@ class McpError(Exception):
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool answered, as text for the model. `is_error` is set if the call failed, which the text then says."""
+    """The answer of a tool, as text for the model. `is_error` is set if the call failed, which the text then says."""
 
     text: str
     is_error: bool = False
@@ -168,7 +168,7 @@ class Tools:
 
 
 def takes_tools(function: Any) -> bool:
-    """Whether a workflow's function has a parameter for tools."""
+    """Return whether a workflow's function has a parameter for tools."""
     return PARAMETER in inspect.signature(function).parameters
 
 

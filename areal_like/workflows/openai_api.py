@@ -45,7 +45,7 @@ class OpenSessions:
 
     @contextmanager
     def open(self, session: Session) -> Iterator[str]:
-        """The key of a session, good while the body runs."""
+        """Yield the key of a session, valid while the body runs."""
         key = secrets.token_hex(16)
         self._by_key[key] = session
         try:
@@ -59,7 +59,7 @@ class OpenSessions:
             session.attempts.abort()
 
     def find(self, headers: Mapping[str, str]) -> Session | None:
-        """The session whose key a request has."""
+        """Return the session whose key a request has."""
         return self._by_key.get(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:

@@ -61,7 +61,7 @@ class Outcomes:
         self._sandboxes.update(usage)
 
     def counts(self) -> dict[str, float]:
-        """Since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`.
+        """Return counts since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`.
 
         Among the turns also `orphaned`, whose answers nobody read, and requests that were `aborted` because the client
         left, or `repeated`, which got the answer of an earlier attempt. `sandbox/...` counts the starts of sandboxes

@@ -1,4 +1,4 @@
-"""What a worker process does with a call: it plays an episode or a group with the user's function.
+"""Calls in a worker process: it plays an episode or a group with the user's function.
 
 The functions `request_of_...` make a call in the main process; `player` plays it in a worker.
 """
@@ -121,7 +121,7 @@ class _Player:
             return pickle.dumps((False, "raised", where_it_failed(error, file)))
 
     def clients(self, base_url: str | None) -> Clients:
-        """Clients whose requests go to the main process."""
+        """Return clients whose requests go to the main process."""
         if base_url not in self._clients:
             self._clients[base_url] = Clients(self._answer, base_url)
         return self._clients[base_url]
@@ -142,7 +142,7 @@ class _Player:
 
     @asynccontextmanager
     async def _sandbox(self, recipe: Recipe, ask: Ask) -> AsyncIterator[Sandbox]:
-        """A sandbox that ends with the block; its use is reported."""
+        """Yield a sandbox that ends with the block; its use is reported."""
         sandbox = Sandbox(self._pools.find(recipe), recipe.settings)
         try:
             yield sandbox

@@ -1,4 +1,4 @@
-"""What the samples of a group begin with, computed once by a server."""
+"""Shared prefixes of the samples of a group, computed once by a server."""
 
 import asyncio
 from collections.abc import Sequence

@@ -38,7 +38,7 @@ def json_reply(status: int, content: dict[str, Any], turn: Turn | None = None) -
 
 
 def error_reply(status: int, message: str, param: str | None = None, code: str | None = None) -> Reply:
-    """An error, as OpenAI and Anthropic write it."""
+    """Return an error in the form of OpenAI and Anthropic."""
     return json_reply(status, error_content(status, message, param, code))
 
 

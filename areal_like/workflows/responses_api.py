@@ -112,7 +112,7 @@ _SAME = (
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """The fields of the same request as a chat completion; raises Refused for what has no counterpart."""
+    """Return the fields of the same request as a chat completion; raises Refused for what has no counterpart."""
     if fields.get("reasoning"):
         raise Refused("reasoning: the chat template decides whether a model thinks; leave it out", "reasoning")
     asked = check_fields(_Asked, {name: value for name, value in fields.items() if value is not None}, session)

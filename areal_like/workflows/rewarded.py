@@ -1,4 +1,4 @@
-"""What an episode returned, as a reward, and how an episode fails."""
+"""The return value of an episode as a reward, and the failure of an episode."""
 
 from collections.abc import Mapping
 from dataclasses import replace

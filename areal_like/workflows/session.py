@@ -1,4 +1,4 @@
-"""What an episode has generated, token for token, as a tree of turns; its paths are the trajectories."""
+"""The generated tokens of an episode as a tree of turns; its paths are the trajectories."""
 
 import asyncio
 import bisect
@@ -200,7 +200,7 @@ class Session:
         on_tokens: OnTokens | None = None,
         images: Images = (),
     ) -> Response:
-        """A response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
+        """Generate a response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
 
         The routes of the first `routed` tokens are known, if routes are wanted at all. `on_tokens` receives the tokens
         as they arrive. `images` are those of the prompt.
@@ -227,7 +227,7 @@ class Session:
     def trajectories(
         self, prompt: Prompt, group_id: int, reward: Reward, numbers: dict[Turn, int] | None = None
     ) -> list[Trajectory]:
-        """A trajectory for each conversation, all with the same reward; see `join_turns`."""
+        """Return a trajectory for each conversation, all with the same reward; see `join_turns`."""
         return join_turns(self.read, prompt, group_id, reward, numbers)
 
     @property
@@ -283,7 +283,7 @@ class Session:
         return _Place(None, new, kind, why, follows)
 
     def _parent(self, request: Request) -> tuple[Turn | None, str]:
-        """The longest earlier conversation that the request's begins with, or why there is none."""
+        """Return the longest earlier conversation that the request's begins with, or why there is none."""
         if not self.turns:
             return None, ""
         asked = [_canonical(message) for message in request.messages]
@@ -302,7 +302,7 @@ class Session:
         return None, f"message {most_common} differs from earlier requests, or the tools or template arguments do"
 
     def _until(self, response: Response, stop: Sequence[str]) -> Response:
-        """A response up to the token that completes one of the texts; servers know tokens only, and go on."""
+        """Return a response up to the token that completes one of the texts; servers stop at tokens only."""
         tokens = response.tokens.tolist()
 
         def has_stop(size: int) -> bool:  # a special token may be such a text, or lie within one
@@ -317,7 +317,7 @@ class Session:
         return cut
 
     async def _answer(self, request: Request, response: Response, number: int) -> dict[str, Any]:
-        """The assistant's message that a response is."""
+        """Return the assistant's message of a response."""
         tools = request.context.tools
         tokens = response.tokens.tolist()
         if tokens and tokens[-1] in self.tokenizer.eos_token_ids:

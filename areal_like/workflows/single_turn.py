@@ -43,5 +43,5 @@ class SingleTurn:
 
 
 def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:
-    """A seed for each sample of a group."""
+    """Return a seed for each sample of a group."""
     return np.random.SeedSequence([seed, group_id]).generate_state(n_samples).tolist()

@@ -1,4 +1,4 @@
-"""What a run keeps and shows: `saver`, `recover` and `stats_logger`."""
+"""Outputs of a run: `saver`, `recover` and `stats_logger`."""
 
 from typing import Annotated, Literal
 

@@ -92,6 +92,6 @@ class RewardConfig(JudgeConfig):
 
     @property
     def judges(self) -> Mapping[str, JudgeConfig]:
-        """What scores, by the key of its section."""
+        """Judges of the responses, by the key of their section."""
         parts = {f"reward.parts.{name}": part for name, part in self.parts.items()}
         return parts or {"reward": self}

@@ -149,13 +149,13 @@ class RunConfig(Section):
         return engines
 
     def optimizer(self, role: TrainerRole) -> OptimizerConfig | None:
-        """The role's optimizer; None for one that is not trained."""
+        """Return the role's optimizer; None for one that is not trained."""
         if role == "critic" and self.critic is not None:
             return self.critic.optimizer or self.actor.optimizer
         return self.actor.optimizer if role == "actor" else None
 
     def updates(self, role: TrainerRole, steps: int) -> int:
-        """A role's optimizer steps in so many training steps, in the first of which a critic is trained alone."""
+        """Return a role's optimizer steps in this many training steps, the first of which train a critic alone."""
         without = self.critic.warmup_steps if role == "actor" and self.critic else 0
         return max(0, steps - without) * self.actor.ppo_n_minibatches
 
@@ -181,7 +181,7 @@ class RunConfig(Section):
 
     @property
     def evaluations(self) -> dict[str, EvaluationConfig]:
-        """What is evaluated, by name, with every setting; `valid_dataset` under this name."""
+        """Evaluation sets by name, with every setting; `valid_dataset` under this name."""
         own: dict[str, ValidDatasetConfig | None] = {"valid_dataset": self.valid_dataset, **self.evaluator.datasets}
         common = {
             "n_samples": self.evaluator.n_samples,
@@ -215,7 +215,7 @@ class RunConfig(Section):
 
 
 def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:
-    """A role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
+    """Return a role's setting, or the actor's where it is null; but a role's layout is never taken for another's."""
     if name == "freeze_vision_tower":
         return actor.freeze_vision_tower
     if name not in type(section).model_fields:  # a critic computes values, so it has no output layer of logits

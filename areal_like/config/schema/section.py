@@ -1,4 +1,4 @@
-"""What every section of the tree is made of."""
+"""The base of every section of the tree."""
 
 import os
 
@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 def _path(path: str | None) -> str | None:
-    """A path with `~` replaced by the home directory; names without it, such as `owner/name`, as they are."""
+    """Return a path with `~` replaced by the home directory; names without it, such as `owner/name`, as they are."""
     if path is None:
         return None
     if not path.isprintable():
@@ -27,7 +27,7 @@ def _path(path: str | None) -> str | None:
 
 
 def _name(name: str) -> str:
-    """The name of a directory."""
+    """Return the name of a directory."""
     if len(name.encode()) > _LONGEST_NAME:
         raise ValueError(f"at most {_LONGEST_NAME} bytes, which is what file systems take")
     return name

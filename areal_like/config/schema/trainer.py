@@ -13,7 +13,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 
 def _texts(variables: Any) -> Any:
-    """Environment variables, whose values are text, where YAML has read some as numbers."""
+    """Return environment variables as text where YAML has read some as numbers."""
     if not isinstance(variables, dict):
         return variables
     return {

@@ -20,11 +20,11 @@ class StatsSink(Protocol):
         """Add one value per name at `step`, which may come several times."""
 
     def close(self) -> None:
-        """Nothing follows."""
+        """Close the sink: nothing follows."""
 
 
 def make_sinks(config: RunConfig, directory: Path, void_from: int | None = None) -> list[StatsSink]:
-    """The sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError.
+    """Return the sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError.
 
     What was logged of step `void_from` and later ones is void; `metrics.jsonl` does not have it any more.
     """

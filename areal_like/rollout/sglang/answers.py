@@ -1,4 +1,4 @@
-"""What SGLang 0.5.17 streams as an answer to `/generate`, typed: a field of another type is an error, not a surprise.
+"""The events that SGLang 0.5.17 streams as an answer to `/generate`, typed: a field of another type is an error.
 
 Decoding takes most of the time of who reads answers, so only what is used is decoded, and nothing twice.
 """

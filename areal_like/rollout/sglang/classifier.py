@@ -13,7 +13,7 @@ CLASSES = ("LlamaForSequenceClassification", "Gemma2ForSequenceClassification", 
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
-    """For `launch_server(run_scheduler_process_func=...)`; changes SGLang's classes in the process that it runs in."""
+    """Run SGLang's scheduler process with changed classes, for `launch_server(run_scheduler_process_func=...)`."""
     from sglang.srt.managers.scheduler import run_scheduler_process
 
     for module, name in _WITH_BIAS.items():

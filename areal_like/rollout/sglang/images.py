@@ -49,7 +49,7 @@ def keep_sent_tokens(family: str) -> None:
 
 
 class SentTokens:
-    """What SGLang's tokenizer manager calls for requests with images, for a model's configuration and its processor."""
+    """The processor that SGLang's tokenizer manager calls for requests with images, made of a model's own processor."""
 
     prefer_tokenized_input = True
 

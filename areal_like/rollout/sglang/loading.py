@@ -1,4 +1,4 @@
-"""What SGLang's `load_weights` does with a bucket, without what it costs for each tensor.
+"""Loads buckets as SGLang's `load_weights` does, without its cost for each tensor.
 
 `load_weights` finds out in Python which part of which tensor goes where, about 0.1 ms for each on a slow host: longer
 than the copies take, and requests wait meanwhile. It comes to the same each time. So its copies are noted at the first

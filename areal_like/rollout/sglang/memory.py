@@ -1,4 +1,4 @@
-"""What a paused server's requests have in its KV cache, in host memory while others have the GPU's.
+"""Keeps the KV cache of a paused server's requests in host memory while others use the GPU's.
 
 SGLang 0.5.17 releases the memory of an idle server alone. Under a pause `in_place` requests hold slots of the cache:
 who holds which stays as it is, and the slots' contents are copied out and in again. Under a pause `retract`, and where

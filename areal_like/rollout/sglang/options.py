@@ -182,7 +182,7 @@ def _served_adapter(config: RunConfig) -> str | None:
 
 
 def _graph_sizes(config: RunConfig, servers: int) -> int:
-    """Most sequences in a CUDA graph: what one of the `servers` runs at once where the staleness bound is used up.
+    """Return the most sequences in a CUDA graph: those of one of the `servers` when the staleness bound is used up.
 
     SGLang's own limit is 256 on large GPUs and tens on small ones; batches beyond it wait for their host. What is never
     run is not captured either, which saves a part of the server's start.
@@ -243,7 +243,7 @@ def judge_arguments(
 def teacher_arguments(
     config: RunConfig, teacher: TeacherConfig, directory: Path, sizes: ParallelSizes, device: str
 ) -> tuple[str, ...]:
-    """SGLang's arguments for a server of the teacher, which scores at the policy's temperature."""
+    """Return SGLang's arguments for a server of the teacher, which scores at the policy's temperature."""
     options: dict[str, object] = {
         "model-path": directory,
         "dtype": teacher.dtype or config.actor.dtype,

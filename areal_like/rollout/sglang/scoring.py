@@ -20,7 +20,7 @@ def split_temperature(arguments: list[str]) -> tuple[list[str], float | None]:
 
 
 def run_scheduler(temperature: float, *arguments: Any, **options: Any) -> None:
-    """For `launch_server(run_scheduler_process_func=...)`; changes SGLang's class in the process that it runs in."""
+    """Run SGLang's scheduler process with a changed class, for `launch_server(run_scheduler_process_func=...)`."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.managers.scheduler import run_scheduler_process
 

@@ -21,7 +21,7 @@ _CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
 
 
 class Count(BaseModel):
-    """What was counted; `problem` is a sentence if nothing could be.
+    """Result of a count; `problem` is a sentence if nothing could be counted.
 
     `shape` has fields of a ModelSpec, `counted` those of a Counted. `tensors` are the shapes of a checkpoint's tensors,
     `ignored` regular expressions of further ones that transformers leaves out when it loads a checkpoint.

@@ -38,11 +38,11 @@ def _add(scale: float, layer: torch.nn.Module, inputs: tuple[Tensor], output: Te
 
 
 def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
-    """The layers with adapters, by name."""
+    """Return the layers with adapters, by name."""
     return {name: layer for name, layer in model.named_modules() if hasattr(layer, MATRICES[0])}
 
 
 def whole_adapter(layer: torch.nn.Module) -> Adapter:
-    """Gathered from all ranks, which all call this."""
+    """Gather an adapter from all ranks, which all call this."""
     parts: list[DTensor] = [getattr(layer, matrix).detach() for matrix in MATRICES]
     return Adapter(*(part.to(part.device_mesh.device_type).full_tensor() for part in parts))

@@ -29,7 +29,7 @@ from areal_like.trainer.value_head import new_head, stored_head
 
 
 def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
-    """The model of `spec`; layers are gathered one at a time in its data type.
+    """Build the model of `spec`; layers are gathered one at a time in its data type.
 
     Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used. Raises
     ValueError for a model whose attention is not what the layout and `mb_spec` need.

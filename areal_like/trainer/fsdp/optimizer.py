@@ -15,7 +15,7 @@ LOSS_SCALE = {"init_scale": 2.0**16, "growth_interval": 100}
 
 
 def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
-    """Biases and norms do not decay, as in `megatron/core/optimizer/__init__.py` (megatron-core 0.19.2)."""
+    """Return AdamW without decay of biases and norms (`megatron/core/optimizer/__init__.py`, megatron-core 0.19.2)."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     others = [p for name, p in trained if p.ndim <= 1 or name.endswith("bias")]  # of experts in one matrix, too
     matrices = [p for name, p in trained if not (p.ndim <= 1 or name.endswith("bias"))]
@@ -24,7 +24,7 @@ def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
 
 
 def make_schedule(optimizer: AdamW, section: OptimizerConfig, steps: int) -> LambdaLR:
-    """`trainer/megatron/optimizer.make_schedule`'s rates."""
+    """Return the rates of `trainer/megatron/optimizer.make_schedule`."""
     warmup, final = section.warmup(steps), section.min_lr_ratio
 
     def share(step: int) -> float:

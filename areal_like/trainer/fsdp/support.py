@@ -1,4 +1,4 @@
-"""What of a model the FSDP trainer computes itself, or cannot, by its `config.json`. No torch: preflight asks too."""
+"""Parts of a model that the FSDP trainer computes itself, or cannot, by its `config.json`. No torch, for preflight."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ _DELTA_NETS = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 
 
 def has_plain_attention(config: Mapping[str, Any]) -> bool:
-    """Whether every layer with attention attends to all tokens before, or to the last of them.
+    """Return whether every layer with attention attends to all tokens before, or to the last of them.
 
     Its scores may have a soft cap. Others may be gated delta nets.
     """
@@ -51,17 +51,17 @@ def has_plain_attention(config: Mapping[str, Any]) -> bool:
 
 
 def has_states(config: Mapping[str, Any]) -> bool:
-    """Whether layers carry a state along a sequence, which neither ranks nor sequences can share."""
+    """Return whether layers carry a state along a sequence, which neither ranks nor sequences can share."""
     return bool(_LINEAR & set(config.get("layer_types") or ()))
 
 
 def looks_ahead(config: Mapping[str, Any]) -> bool:
-    """Whether tokens attend to those after them, so that nothing can be generated one token at a time."""
+    """Return whether tokens attend to those after them, so that nothing can be generated one token at a time."""
     return bool(config.get("use_bidirectional_attention"))
 
 
 def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
-    """The kind of the model's rope, if transformers chooses it by the longest sequence that it is given.
+    """Return the kind of the model's rope, if transformers chooses it by the longest sequence that it is given.
 
     In a pack that is another than in the servers, where each sequence is alone.
     """

@@ -16,7 +16,7 @@ from areal_like.trainer.packing import MicroBatch
 
 
 def make_group(n: int, timeout_s: float) -> dist.ProcessGroup | None:
-    """The group of n neighbouring ranks that this one is in; None of one rank. Every rank has to call it."""
+    """Return the group of n neighbouring ranks that this one is in; None of one rank. Every rank has to call it."""
     if n == 1:
         return None
     group, _ = dist.new_subgroups(n, timeout=timedelta(seconds=timeout_s))
@@ -24,7 +24,7 @@ def make_group(n: int, timeout_s: float) -> dist.ProcessGroup | None:
 
 
 def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
-    """The rank-th of n equal parts of a pack's tokens; what is known of whole sequences stays."""
+    """Return the rank-th of n equal parts of a pack's tokens; what is known of whole sequences stays."""
     first, end = (i * len(pack.tokens) // n for i in (rank, rank + 1))
     here = (first <= pack.rows) & (pack.rows < end)
     return replace(
@@ -38,7 +38,7 @@ def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
 
 
 def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """From `[t / n, heads, dim]` to `[t, heads / n, dim]`: from all heads of this rank's tokens to its heads of all.
+    """Exchange `[t / n, heads, dim]` for `[t, heads / n, dim]`: all heads of this rank's tokens for its heads of all.
 
     Heads that n does not divide, as few key heads, are repeated until it does. Each rank's query heads, whose number n
     has to divide, then find their key heads on it, in the usual order.
@@ -50,16 +50,16 @@ def to_heads(states: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def to_tokens(states: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Back from `[t, heads / n, dim]` to `[t / n, heads, dim]`."""
+    """Exchange `[t, heads / n, dim]` for `[t / n, heads, dim]`."""
     return _exchange(states.unflatten(0, (group.size(), -1)), group).transpose(0, 1).flatten(1, 2)
 
 
 def sum_over(group: dist.ProcessGroup | None, tensor: Tensor) -> Tensor:
-    """The sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
+    """Return the sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
     return tensor if group is None else all_reduce(tensor, group=group)
 
 
 def _exchange(blocks: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The i-th of n blocks goes to rank i, and that of rank i takes its place; gradients go back the same way."""
+    """Send the i-th of n blocks to rank i and receive rank i's block; gradients return the same way."""
     blocks = blocks.contiguous()
     return all_to_all_single(torch.empty_like(blocks), blocks, group=group)

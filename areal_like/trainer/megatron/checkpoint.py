@@ -80,7 +80,7 @@ def load_checkpoint(
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
 ) -> None:
-    """Loads what `save_checkpoint` wrote in any layout. Raises FileNotFoundError when it is not there.
+    """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
 
     The place in the learning-rate schedule is loaded, and its shape is the configuration's.
     """
@@ -152,7 +152,7 @@ def _begin(part: MegatronOptimizer) -> None:
 
 
 def _changing(model: torch.nn.Module) -> torch.nn.Module:
-    """The part of a wrapped chunk that training changes: its adapters, where it has any."""
+    """Return the part of a wrapped chunk that training changes: its adapters, where it has any."""
     return getattr(unwrap_model(model), lora.NAME, model)
 
 

@@ -46,7 +46,7 @@ _UNFIT = (AssertionError, AttributeError, KeyError, TypeError, ValueError, Stric
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """While it is open, this process is a Megatron world of one rank, and its libraries are quiet."""
+    """Make this process a Megatron world of one rank in the body, with quiet libraries."""
     logging.getLogger("megatron").setLevel(logging.ERROR)
     listener = listen(_LOOPBACK)
     rendezvous = Rendezvous(0, 1, _LOOPBACK, listener.getsockname()[1], listener=listener)
@@ -170,7 +170,7 @@ class _Model:
             load_weights(path, self._models, self._vocab_size)
 
     def compare(self, tensors: _Tensors) -> None:
-        """Raises CheckpointError with the names of tensors that do not come out of the model as they went in."""
+        """Raise CheckpointError with the names of tensors that the model does not return unchanged."""
         changed = [name for name, tensor in self.export() if not _same(tensor, tensors.read(name))]
         if changed:
             raise CheckpointError(
@@ -179,12 +179,12 @@ class _Model:
             )
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its Hugging Face name."""
+        """Yield every weight under its Hugging Face name."""
         with cpu.cpu_as_cuda(), torch.no_grad():
             yield from self._bridge.export(self._models)
 
     def _forget(self) -> None:
-        """So that what is not read is seen."""
+        """Overwrite the weights, so that a tensor that is not read is noticed."""
         for _, tensor in self._floats():
             tensor.fill_(torch.nan)
 
@@ -196,7 +196,7 @@ class _Model:
 
 
 def _headers(files: Iterable[Path]) -> _Tensors:
-    """The tensors of whole safetensors files."""
+    """Return the tensors of whole safetensors files."""
     found: dict[str, Path] = {}
     dtypes, shapes = {}, {}
     for file in files:
@@ -208,7 +208,7 @@ def _headers(files: Iterable[Path]) -> _Tensors:
 
 
 def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, str], _Tensors]:
-    """Why some tensors are left out, by name, and all others."""
+    """Return why some tensors are left out, by name, and all others."""
     left = {name: "as asked" for name in given.files if any(fnmatch(name, pattern) for pattern in patterns)}
     left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
     tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, _HF_EMBEDDING} <= given.files.keys()
@@ -219,7 +219,7 @@ def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -
 
 
 def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Each tensor of the source has one place in the model, of its shape, and the model has no other."""
+    """Check that each tensor of the source has one place of its shape in the model, and the model no other."""
     places: dict[str, list[tuple[int, ...]]] = {}
     for name, shape in held:
         places.setdefault(name, []).append(shape)
@@ -234,13 +234,13 @@ def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str
 
 
 def _same(held: Tensor, stored: Tensor) -> bool:
-    """Whether what is stored comes out again bit for bit."""
+    """Return whether the stored tensor is equal bit for bit."""
     out = held.to(stored.dtype).contiguous()
     return torch.equal(out.view(torch.uint8), stored.contiguous().view(torch.uint8))
 
 
 def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | None) -> Iterator[tuple[str, Tensor]]:
-    """The weights in the data types of `record`, and a tied head that was beside the embedding."""
+    """Yield the weights in the data types of `record`, and a tied head that was stored with the embedding."""
     missing = dict(record or {})
     for name, tensor in weights:
         kind = missing.pop(name, None)
@@ -256,6 +256,6 @@ def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | 
 
 
 def _dtype_of(config: Mapping[str, Any]) -> str | None:
-    """The data type that a config.json names."""
+    """Return the data type that a config.json names."""
     named = config.get("dtype", config.get("torch_dtype"))
     return None if named is None else str(named)

@@ -24,7 +24,7 @@ def _l2norm(x: Tensor, eps: float = 1e-6) -> Tensor:
 def _convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, cu_seqlens: Tensor, **unused: Any
 ) -> tuple[Tensor, None]:
-    """`x` `[1, t, channels]`; flash-linear-attention's arguments."""
+    """Convolve `x` `[1, t, channels]`; flash-linear-attention's arguments."""
     numbers = sequence_numbers(cu_seqlens)
     return causal_convolution(x.transpose(1, 2), weight, bias, numbers).transpose(1, 2), None
 

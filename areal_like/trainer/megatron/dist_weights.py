@@ -32,7 +32,7 @@ class WeightsFrom:
         return self._bridge.build()
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        """Raises CheckpointError where the checkpoint is of another model."""
+        """Load the weights; raise CheckpointError where the checkpoint belongs to another model."""
         if path == self._source.path:
             load_weights(self._weights, models, self._source.config.for_bridge.vocab_size)
         else:
@@ -80,7 +80,7 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
 
 
 def list_first(names: list[str]) -> str:
-    """The first of many, and how many more there are."""
+    """Return the first names of many, and how many more there are."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
 
@@ -100,18 +100,18 @@ def _differences(wanted: Mapping[str, ShardedTensor], stored: Mapping[str, Store
 
 
 def is_padding_of(rows: int, vocab_size: int) -> bool:
-    """Whether a layout pads a vocabulary to so many rows: to a multiple of its TP, in Megatron-LM of 128 x TP."""
+    """Return whether a layout pads a vocabulary to these rows: a multiple of its TP, in Megatron-LM of 128 x TP."""
     return any(rows == -(-vocab_size // n) * n for tp in range(1, 65) for n in (tp, 128 * tp))
 
 
 def _state(models: list[torch.nn.Module]) -> dict[str, Any]:
-    """Without Transformer Engine's extra state, which a checkpoint made on the CPU does not have."""
+    """Return the state without Transformer Engine's extra state, which a checkpoint made on the CPU does not have."""
     chunks = sharded_state(models, None, is_loading=True).items()
     return {name: {key: value for key, value in chunk.items() if "_extra_state" not in key} for name, chunk in chunks}
 
 
 def _tensors(models: list[torch.nn.Module]) -> dict[str, ShardedTensor]:
-    """This rank's shares by the names that they have in a checkpoint."""
+    """Return this rank's shares by the names that they have in a checkpoint."""
     state = _state(models)
     apply_factories(state)
     return {value.key: value for value in nested_values(state) if isinstance(value, ShardedTensor)}

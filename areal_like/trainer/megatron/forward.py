@@ -33,7 +33,7 @@ def forward_backward(
     loss: Callable[[DeviceBatch, Tensor], Any] | None = None,
     replay: RouterReplay | None = None,
 ) -> list:
-    """Runs all micro-batches forward and backward; gives a list on the last pipeline stage, [] elsewhere.
+    """Run all micro-batches forward and backward; return a list on the last pipeline stage, [] elsewhere.
 
     `loss` makes of a micro-batch and what `head` gave the summed loss, the number of loss tokens and statistics, which
     are listed. Without it nothing goes backward, and what `head` gave is listed. `replay` has the routers choose the
@@ -87,7 +87,7 @@ def _at_rows(
     config: Any,
     **_: Any,
 ) -> Tensor:
-    """Megatron's hook behind the last layer: its output layer is for the rows alone that are looked at.
+    """Run Megatron's hook behind the last layer: its output layer computes only the rows that are needed.
 
     Sequence-parallel ranks have different numbers of them, so their hidden states are gathered here, not in the layer.
     """

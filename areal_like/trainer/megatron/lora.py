@@ -46,7 +46,7 @@ class Joined(NamedTuple):
 
 
 def joined_layers(config: Any) -> tuple[Joined, ...]:
-    """The linear layers of a decoder layer without experts, sizes over all ranks but for `blocks`."""
+    """Return the linear layers of a decoder layer without experts, sizes over all ranks but for `blocks`."""
     hidden, ffn, tp = config.hidden_size, config.ffn_hidden_size, config.tensor_model_parallel_size
     queries, keys = (heads * config.kv_channels for heads in (config.num_attention_heads, config.num_query_groups))
     qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
@@ -68,15 +68,15 @@ class AdapterShare(torch.nn.Module):
         self.a, self.b = (_share(matrix, axis, weight) for matrix, axis in zip(whole, axes, strict=True))
 
     def forward(self) -> Adapter:
-        """The two, once they are what the last step made of them: Megatron may still gather them (a pre-hook waits)."""
+        """Return both matrices after the last step's update: Megatron may still gather them (a pre-hook waits)."""
         return Adapter(self.a, self.b)
 
     def whole(self) -> Adapter:
-        """Gathered from the tensor-parallel ranks, all of which call this."""
+        """Gather the adapter from the tensor-parallel ranks, all of which call this."""
         return Adapter(*(_gather(parameter) for parameter in (self.a, self.b)))
 
     def shard(self, name: str) -> Any:
-        """A parameter for Megatron's checkpoints, under a name that is the same in every layout."""
+        """Return a parameter for Megatron's checkpoints, under a name that is the same in every layout."""
         parameter, key = getattr(self, name), f"{NAME}.{self.layer}.{name}"
         if parameter.tensor_model_parallel:
             return make_tp_sharded_tensor_for_checkpoint(parameter, key, parameter.partition_dim)
@@ -84,7 +84,7 @@ class AdapterShare(torch.nn.Module):
 
 
 def _share(whole: Tensor, axis: int | None, weight: Tensor) -> torch.nn.Parameter:
-    """This rank's part of a matrix along `axis`, or all of it, where and what `weight` is."""
+    """Return this rank's part of a matrix along `axis`, or all of it, like `weight`."""
     tp, rank = parallel_state.get_tensor_model_parallel_world_size(), parallel_state.get_tensor_model_parallel_rank()
     mine = whole if axis is None else whole.chunk(tp, axis)[rank]
     parameter = torch.nn.Parameter(mine.to(weight.device, weight.dtype, copy=True))
@@ -112,7 +112,7 @@ class LayerAdapter(torch.nn.Module):
         self.shares = torch.nn.ModuleDict({name.rpartition(".")[2]: share for name, share in shares.items()})
 
     def forward(self, layer: torch.nn.Module, x: Tensor) -> Tensor:
-        """From the input of `layer`, `[tokens, 1, in]`, to what joins its output, both as this rank has them there."""
+        """Map the input of `layer`, `[tokens, 1, in]`, to the addend of its output, both in this rank's shares."""
         tp, joined = parallel_state.get_tensor_model_parallel_world_size(), self.joined
         pairs = {name: share() for name, share in self.shares.items()}
         x = F.linear(_as_multiplied(layer, x), torch.cat([pair.a for pair in pairs.values()]))
@@ -140,7 +140,7 @@ def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
 
 
 def _add(adapter: LayerAdapter, layer: torch.nn.Module, inputs: tuple[Tensor], output: tuple[Tensor, Any]) -> Any:
-    """A forward hook; a layer's output is a pair with its bias."""
+    """Add the adapter in a forward hook; a layer's output is a pair with its bias."""
     if adapter.paused:
         return output
     return output[0] + adapter(layer, inputs[0]), output[1]
@@ -150,13 +150,13 @@ class ChunkAdapters(torch.nn.ModuleList):
     """All adapters of a model chunk."""
 
     def shares(self) -> Iterator[tuple[str, AdapterShare]]:
-        """Each with its place in this module."""
+        """Yield each share with its place in this module."""
         for place, module in self.named_modules():
             if isinstance(module, AdapterShare):
                 yield place, module
 
     def sharded_state_dict(self, metadata: Any = None) -> dict[str, Any]:
-        """The chunk's state for Megatron's checkpoints: all else is the model that the run began with."""
+        """Return the chunk's state for Megatron's checkpoints: only the adapters; the rest is the initial model."""
         return {f"{place}.{name}": share.shard(name) for place, share in self.shares() for name in ("a", "b")}
 
 
@@ -206,7 +206,7 @@ class LoRABridge:
         return self._bridge.build()
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        """Loads the weights; the adapters are new."""
+        """Load the weights; the adapters are new."""
         self._bridge.load(models, path)
         self._shares: dict[str, AdapterShare] = {}
         for chunk in models:
@@ -236,7 +236,7 @@ class LoRABridge:
                 model.add_module(NAME, adapters)
 
     def adapters(self) -> Iterator[tuple[str, Adapter]]:
-        """All adapters by layer, whole. A collective, as `export` is."""
+        """Yield all adapters by layer, whole. A collective, as `export` is."""
         for layer in self._layers:
             yield layer, self._adapter(layer)
 

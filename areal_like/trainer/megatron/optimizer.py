@@ -24,7 +24,7 @@ BUCKET_SIZE = 40_000_000  # parameters, whose gradients are sent together
 def wrap_models(
     models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
 ) -> list[torch.nn.Module]:
-    """Wraps the chunks for mixed precision and, if they are trained, for data parallelism, which has gradient buffers.
+    """Wrap the chunks for mixed precision and, if they are trained, for data parallelism, which has gradient buffers.
 
     `overlap` is what `overlap_grad_reduce: null` means: whether gradients are sent while more are computed.
     """
@@ -45,7 +45,7 @@ def wrap_models(
 
 
 def _in_half(config: Any, model: torch.nn.Module) -> torch.nn.Module:
-    """Megatron's wrapper, which would round buffers too: routers' biases are float32 in checkpoints and in servers."""
+    """Return Megatron's wrapper without rounded buffers: routers' biases are float32 in checkpoints and servers."""
     before = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]
     wrapped = Float16Module(config, model)
     for module, buffers in before:
@@ -55,14 +55,14 @@ def _in_half(config: Any, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def sends_early(model: torch.nn.Module) -> bool:
-    """Whether gradients of a wrapped chunk are sent while others are computed."""
+    """Return whether gradients of a wrapped chunk are sent while others are computed."""
     return isinstance(model, DistributedDataParallel) and bool(model.ddp_config.overlap_grad_reduce)
 
 
 def make_optimizer(
     models: list[torch.nn.Module], engine: schema.EngineConfig, optimizer: schema.OptimizerConfig
 ) -> MegatronOptimizer:
-    """Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
+    """Return Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
 
     Only float16 has a loss scale. A `grad_scale_func` of the optimizer's own would keep all of it alive for ever.
     """
@@ -101,7 +101,7 @@ def set_loss_scale(optimizer: MegatronOptimizer, state: Mapping[str, Any]) -> No
 
 
 def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerConfig) -> dict[str, Any]:
-    """The fields of Megatron's OptimizerConfig that the trainer sets."""
+    """Return the fields of Megatron's OptimizerConfig that the trainer sets."""
     megatron = engine.megatron
     return {
         "optimizer": optimizer.type,
@@ -131,7 +131,7 @@ def gather_weights(models: list[torch.nn.Module]) -> None:
 
 
 def step_if_finite(optimizer: MegatronOptimizer) -> float:
-    """Updates the weights, unless the gradient's norm is inf or nan; returns the norm, the same on every rank.
+    """Update the weights, unless the gradient's norm is inf or nan; return the norm, the same on every rank.
 
     Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without. Its step is
     stopped where it has measured the norm and changed nothing yet. With float16 it ends before the norm is measured,
@@ -162,7 +162,7 @@ def _agree_on_loss_scale(optimizer: MegatronOptimizer) -> None:
 
 
 def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, role: str) -> int:
-    """Optimizer steps that the learning-rate schedule spans.
+    """Return the optimizer steps that the learning-rate schedule spans.
 
     Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
     """
@@ -179,7 +179,7 @@ def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, rol
 
 
 def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig, steps: int) -> OptimizerParamScheduler:
-    """Warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each of them.
+    """Return a schedule: warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each.
 
     Of steps 0, 1, ..., the w of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, which step w has; from there on
     rates are those of transformers' `get_scheduler`: the final rate is what the step behind the last one would have.
@@ -202,7 +202,7 @@ def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig,
 def tensors(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None
 ) -> Mapping[Part, Callable[[], Iterator[torch.Tensor]]]:
-    """The tensors of each part of an engine, of wrapped chunks; float32 copies of the weights are the optimizer's."""
+    """Return the tensors of each part of an engine of wrapped chunks; float32 weights belong to the optimizer."""
 
     def params() -> Iterator[torch.Tensor]:
         return (parameter for model in models for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""What a rank of the distributed optimizer has, as parts of a checkpoint that any other layout can load.
+"""The shards of a rank of the distributed optimizer, as parts of a checkpoint that any other layout can load.
 
 In Megatron's form `fully_reshardable` the optimizer's state of a parameter has the parameter's own shape. To make it
 Megatron gathers the state on every data-parallel rank (`sharded_param_state_fully_reshardable`, megatron-core 0.19.2,
@@ -44,7 +44,7 @@ def mend_places(optimizer: DistributedOptimizer) -> None:
 
 
 def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Offsets and sizes of the boxes that elements `start` to `end` of a row-major tensor fill, in their order."""
+    """Yield offsets and sizes of the boxes that elements `start` to `end` of a row-major tensor fill, in order."""
     row = math.prod(shape[1:])
     first, last = -(-start // row), end // row
     for begin, stop in pairwise([start, first * row, last * row, end] if first <= last else [start, end]):
@@ -60,7 +60,7 @@ def boxes(shape: tuple[int, ...], start: int, end: int) -> Iterator[tuple[tuple[
 def _shares(
     self: DistributedOptimizer, model: dict[str, Any], is_loading: bool = False, metadata: Any = None
 ) -> dict[str, Any]:
-    """The state, which exists already, with tensors by the number of their parameter: to be saved or loaded into."""
+    """Return the existing state, with tensors by the number of their parameter, to save or to load into."""
     places = {place.data: place for place in nested_values(extract_sharded_tensors_and_factories(model)[0])}
     tensors = {
         number: _parts(places[parameter], start, _tensors(self, parameter))
@@ -82,7 +82,7 @@ def _take(self: DistributedOptimizer, state: Mapping[int, Mapping[str, list[Tens
 
 
 def _runs(optimizer: DistributedOptimizer) -> Iterator[tuple[Tensor, int]]:
-    """The parameters of which this rank has a run, and the element of the flat parameter where that begins."""
+    """Yield the parameters of which this rank has a run, and the element of the flat parameter where that begins."""
     for buffer in optimizer.gbuf_ranges:
         for bucket in (bucket for buckets in buffer.values() for bucket in buckets):
             for parameter, ranges in bucket["param_map"].items():
@@ -90,7 +90,7 @@ def _runs(optimizer: DistributedOptimizer) -> Iterator[tuple[Tensor, int]]:
 
 
 def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The run of the float32 parameter and of what the optimizer remembers of it."""
+    """Return the run of the float32 parameter and of what the optimizer remembers of it."""
     state = optimizer._get_main_param_and_optimizer_states(parameter)
     tensors = {name: state[name].detach() for name in ("param", *optimizer.optimizer_state_keys)}
     group, place = optimizer.model_param_group_index_map[parameter]
@@ -105,7 +105,7 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
 
 
 def join_halves(weights: Tensor, low: Tensor) -> Tensor:
-    """float32 weights `[n]` of which Transformer Engine's Adam keeps the lower 16 bits beside the bfloat16 weights.
+    """Return float32 weights `[n]`; Transformer Engine's Adam keeps their lower 16 bits beside the bfloat16 weights.
 
     A negative lower half was rounded up (`transformer_engine/common/multi_tensor/adam.cu`, 2.16).
     """
@@ -119,7 +119,7 @@ def halves(weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, list[ShardedTensor]]:
-    """The boxes of tensors by name, each a run that begins at element `start` of the parameter that is at `place`."""
+    """Return the boxes of tensors by name, each a run from element `start` of the parameter at `place`."""
     runs = {name: run.flatten() for name, run in runs.items()}
     found = list(_cut(place, start, start + len(runs["param"])))
     return {
@@ -137,7 +137,7 @@ def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, li
 
 
 def _cut(place: Place, start: int, end: int) -> Iterator[tuple[ShardedTensor, int]]:
-    """The places of the boxes that elements `start` to `end` of a parameter fill, and where in the run each begins."""
+    """Yield the places of the boxes that elements `start` to `end` of a parameter fill, and their starts in the run."""
     if isinstance(place, ShardedTensorFactory):  # of halves that tensor parallelism splits one by one
         whole = torch.empty(place.data.shape, dtype=place.data.dtype, device="meta")  # as memory for views of it
         places = [(part, part.data.storage_offset()) for part in nested_values(replace(place, data=whole).build())]

@@ -197,12 +197,12 @@ def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
 
 
 def _not_overlapped(megatron: MegatronConfig) -> dict[str, Any]:
-    """Shared experts that are recomputed are not computed while tokens travel, as bridges have it for some models."""
+    """Return an override against overlapped shared experts, which bridges set for some models, if recomputed."""
     return {"moe_shared_expert_overlap": False} if "shared_experts" in (megatron.recompute_modules or ()) else {}
 
 
 def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
-    """Fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
+    """Return the fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
 
     Parallel sizes and data types are the bridge's to set. Raises ValueError for overrides that `check_overrides`
     refuses.

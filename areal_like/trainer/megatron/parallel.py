@@ -24,7 +24,7 @@ ORDER = "tp-cp-ep-dp-pp"
 
 
 def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int) -> None:
-    """Joins the process group and builds Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
+    """Join the process group and build Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
 
     Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
     rank, when a rank does not come in time.
@@ -48,7 +48,7 @@ def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.devic
 
 
 def shutdown() -> None:
-    """Leaves all process groups; gloo's threads end with the last object that holds a group, so models come first."""
+    """Leave all process groups; gloo's threads end with the last object that holds a group, so models come first."""
     parallel_state.destroy_model_parallel()
     parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # left out there
     destroy_moe_metrics_tracker()  # names groups too
@@ -58,7 +58,7 @@ def shutdown() -> None:
 
 
 def forget_last_pass(models: Iterable[torch.nn.Module]) -> None:
-    """Frees what experts keep of their last forward pass: by its graph, which Python's collector does not see, the
+    """Free what experts keep of their last forward pass: by its graph, which Python's collector does not see, the
     hooks of parameters hold the model and its process groups for good.
     """
     for module in (module for model in models for module in model.modules() if isinstance(module, MoELayer)):
@@ -75,11 +75,11 @@ def wait_for_weights(layer: torch.nn.Module) -> None:
 
 
 def is_data_source() -> bool:
-    """Whether this rank's outputs count: the last pipeline stage's first tensor-parallel rank."""
+    """Return whether this rank's outputs count: the last pipeline stage's first tensor-parallel rank."""
     return parallel_state.is_pipeline_last_stage() and parallel_state.get_tensor_model_parallel_rank() == 0
 
 
 def sum_over_context(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
+    """Return the sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
     group = parallel_state.get_context_parallel_group()
     return all_reduce(tensor, group=group) if group.size() > 1 else tensor

@@ -65,7 +65,7 @@ class PlainAttention(torch.nn.Module):
         packed_seq_params: PackedSeqParams | None = None,
         **unused: Any,
     ) -> Tensor:
-        """`query` `[t, heads, dim]` of this rank, `key` and `value` of as many tokens or more; `[t, heads * dim]`."""
+        """Attend with this rank's `query` `[t, heads, dim]`, `key`, `value` of t or more tokens; `[t, heads * dim]`."""
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("attention in plain torch takes packed sequences only")
         cp, cp_rank = self.cp_group.size(), self.cp_group.rank()
@@ -81,7 +81,7 @@ class PlainAttention(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None, **unused: Any
     ) -> dict[str, Any]:
-        """Sinks, the only parameters, are split among tensor-parallel ranks as heads are."""
+        """Return the sinks, the only parameters, split among tensor-parallel ranks as heads are."""
         if self.softmax_offset is None:
             return {}
         metadata = ensure_metadata_has_dp_cp_group(metadata)
@@ -100,7 +100,7 @@ def _sinks(config: TransformerConfig, tp: int) -> Parameter:
 
 
 def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[SequenceGroup]:
-    """Made once, used by every layer."""
+    """Return the groups, made once and used by every layer."""
     groups = getattr(pack, "_groups", None)
     if groups is None:
         groups = pack._groups = group_by_length(pack.cu_seqlens_q, pack.cu_seqlens_kv, cp, cp_rank)

@@ -1,4 +1,4 @@
-"""What Megatron-core itself says of a user's overrides, in a process of its own, as that takes torch.
+"""Megatron-core's own verdict on a user's overrides, in a process of its own, as that takes torch.
 
     python -m areal_like.trainer.megatron.refusals < asked.json
 

@@ -30,7 +30,7 @@ class Recipe:
 
     @classmethod
     def pack(cls, settings: SandboxConfig) -> Self:
-        """Raises UserCodeError where `backend` is neither shipped nor the name of a class."""
+        """Pack the settings; raise UserCodeError where `backend` is neither shipped nor the name of a class."""
         if settings.backend in SHIPPED:
             return cls(settings, None)
         return cls(settings, Portable.pack(settings.backend))

@@ -120,7 +120,7 @@ class Sandbox:
 
 
 def takes_sandbox(function: Any) -> bool:
-    """Whether a workflow's function has a parameter for a sandbox."""
+    """Return whether a workflow's function has a parameter for a sandbox."""
     return PARAMETER in inspect.signature(function).parameters
 
 

@@ -185,7 +185,7 @@ class _Command:
 
 
 def _become(command: list[str], limits: dict[str, Any], ends: tuple[int, int, int], fails: int) -> None:
-    """Be the command: within its limits, with nothing of this process."""
+    """Become the command: within its limits, with nothing of this process."""
     try:
         for number, end in enumerate(ends):
             os.dup2(end, number)

@@ -1,4 +1,4 @@
-"""What every kind of sandbox offers, and what a command in one gives."""
+"""The interface of every kind of sandbox, and the outcome of a command."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

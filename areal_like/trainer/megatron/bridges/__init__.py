@@ -8,7 +8,7 @@ from areal_like.trainer.megatron.bridges.support import bridge_problems
 
 
 def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
-    """The bridge named by `actor.megatron.bridge_type`, for a model that is trained with it.
+    """Return the bridge named by `actor.megatron.bridge_type`, for a model that is trained with it.
 
     Raises ValueError for a model or a layout that the bridge cannot serve, and ModuleNotFoundError when its library is
     not installed.
@@ -20,7 +20,7 @@ def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
 
 
 def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
-    """A bridge for a model that is only held: no check that it computes what Hugging Face does."""
+    """Return a bridge for a model that is only converted, without the check that it computes what Hugging Face does."""
     bridge: Bridge
     if bridge_type == "mbridge":
         with pause_gc():

@@ -10,7 +10,7 @@ from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
 def build_chunks(provide: Callable[..., torch.nn.Module], source: ModelSource) -> list[torch.nn.Module]:
-    """`provide(pre_process, post_process, vp_stage)` on this rank's device: once, or for each virtual stage."""
+    """Call `provide(pre_process, post_process, vp_stage)` on this rank's device: once, or for each virtual stage."""
     vpp = source.sizes.vpp
     chunks = []
     for stage in range(vpp) if vpp > 1 else [None]:

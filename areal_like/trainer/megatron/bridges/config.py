@@ -1,4 +1,4 @@
-"""What a bridge must be told of a model, read from transformers' own config: both bridges leave some of it out.
+"""Settings of a model that a bridge needs, read from transformers' own config: both bridges leave some of it out.
 
 Rotary frequencies are transformers' own for every `rope_type`. YaRN's factor on cosine and sine scales queries and keys
 alike, so it goes, squared, into the softmax's scale: Transformer Engine's rotary kernel for packed sequences drops it.
@@ -42,7 +42,7 @@ class ModelConfig:
         return getattr(self.for_bridge, "final_logit_softcapping", None)
 
     def set_frequencies(self, chunks: Iterable[torch.nn.Module]) -> None:
-        """Gives the rotary embeddings of built model chunks the model's own frequencies."""
+        """Give the rotary embeddings of built model chunks the model's own frequencies."""
         for chunk in chunks:
             for module in chunk.modules():
                 if self.frequencies is not None and isinstance(module, RotaryEmbedding):
@@ -50,7 +50,7 @@ class ModelConfig:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The config.json of a checkpoint directory, which `support.bridge_problems` finds no fault with."""
+    """Read the config.json of a checkpoint directory that passed `support.bridge_problems`."""
     register_model_types()
     config = AutoConfig.from_pretrained(path)
     by_layer, latent = config.rope_parameters, FAMILIES[config.model_type].latent_attention
@@ -98,7 +98,7 @@ def _windows(path: Path) -> dict[str, Any]:
 
 
 def _of_family(config: PretrainedConfig) -> dict[str, Any]:
-    """Router, shared experts, scale of scores, and extra prediction layers, which nobody here uses."""
+    """Return router, shared experts, scale of scores, and multi-token prediction layers, which are not used."""
     options: dict[str, Any] = {}
     match config.model_type:
         case "qwen3_moe" | "olmoe" | "qwen2_moe":

@@ -16,7 +16,7 @@ _NAME = "transformer_engine"
 
 @contextlib.contextmanager
 def placeholder_transformer_engine() -> Iterator[None]:
-    """While it is open, `import transformer_engine` yields placeholders, unless the library is installed.
+    """Have `import transformer_engine` yield placeholders in the body, unless the library is installed.
 
     Their classes can be named, subclassed and annotated with, but not instantiated. Import megatron.core first: it
     asks whether the library is there, and must be told the truth.
@@ -36,7 +36,7 @@ def placeholder_transformer_engine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def root_logging_kept() -> Iterator[None]:
-    """Undoes what an import does to the root logger (Megatron's training package gives it a handler and a level)."""
+    """Undo what an import does to the root logger (Megatron's training package gives it a handler and a level)."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     logging.disable(logging.INFO)
@@ -80,4 +80,4 @@ class _Finder(MetaPathFinder, Loader):
         return _Placeholder(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """A placeholder has nothing to run."""
+        """Do nothing: a placeholder has nothing to run."""

@@ -27,7 +27,7 @@ class _Stages:
         self._next = 0
 
     def begin(self) -> None:
-        """From here on mbridge asks these of the first weight, the second, ..."""
+        """Reset the count: from here on mbridge asks for the first weight, the second, ..."""
         self._next = 0
         exporting.broadcast_str_from_megatron_pp = self._name
         exporting.broadcast_from_megatron_pp = self._weight
@@ -36,7 +36,7 @@ class _Stages:
         return self._owner(name)[1]
 
     def _weight(self, weight: Tensor | None) -> Tensor:
-        """The weight that one of the stages has, on all of them."""
+        """Broadcast the weight of one stage to all of them."""
         fields = ("tensor_model_parallel", "partition_dim")
         stage, (shape, dtype, said) = self._owner(
             None if weight is None else (weight.shape, weight.dtype, [getattr(weight, name, None) for name in fields])

@@ -64,7 +64,7 @@ class MegatronBridge:
                 yield name, weight[: config.vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
     def _configure(self) -> GPTModelProvider:
-        """A provider that builds the layers, sizes and types that mbridge's config says by itself."""
+        """Return a provider with the layers, sizes and types that mbridge reads from the config by itself."""
         provider = self._bridge.to_megatron_provider(load_weights=False)
         source, sizes = self._source, self._source.sizes
         settings = {

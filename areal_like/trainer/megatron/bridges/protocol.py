@@ -1,4 +1,4 @@
-"""What a bridge does for the engine, and what it makes a model from."""
+"""The interface of a bridge to the engine, and the inputs of a model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Bridge(Protocol):
     """Interface between the engine and a bridge. A model is a list of chunks, several with a virtual pipeline."""
 
     def build(self) -> list[torch.nn.Module]:
-        """This rank's GPTModel chunks in the engine's data type, on its device, neither wrapped nor loaded."""
+        """Build this rank's GPTModel chunks in the engine's data type, on its device, neither wrapped nor loaded."""
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        """Copies the weights of a Hugging Face checkpoint, of the shape that was built, into `models`."""
+        """Copy the weights of a Hugging Face checkpoint, of the shape that was built, into `models`."""
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under its Hugging Face name, each once, whole and without vocabulary padding.
+        """Yield every weight under its Hugging Face name, each once, whole and without vocabulary padding.
 
         A collective: all ranks iterate together, and all see the same names; rank 0's tensors count.
         """

@@ -161,7 +161,7 @@ def bridge_problems(
 
 
 def converting_bridges(config: Mapping[str, Any]) -> list[str]:
-    """The bridges that hold the tensors of a model, whatever its other fields are."""
+    """Return the bridges that hold the tensors of a model, whatever its other fields are."""
     return [name for name in BRIDGES if config.get("model_type") in _check_served(name)]
 
 
@@ -256,19 +256,19 @@ def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem
 
 
 def _check_served(bridge_type: str) -> list[str]:
-    """The proven families that a bridge registers."""
+    """Return the proven families that a bridge registers."""
     registered = _registered_families(bridge_type) - set(_UNUSABLE.get(bridge_type, ()))
     return [family for family in FAMILIES if family in registered]
 
 
 def _registered_families(bridge_type: str) -> set[str]:
-    """Megatron Bridge registers architectures, mbridge model types."""
+    """Return the families that a bridge registers: Megatron Bridge by architecture, mbridge by model type."""
     registered = _registry()[bridge_type]
     return {name for name, family in _families().items() if name in registered or family["architecture"] in registered}
 
 
 def architecture_of(family: str) -> str:
-    """The class that transformers has for a family's language models."""
+    """Return the class that transformers has for a family's language models."""
     return str(_families().get(family, {}).get("architecture", "…ForCausalLM"))
 
 

@@ -26,11 +26,11 @@ class ValueHead(torch.nn.Module):
         set_defaults_if_not_set_tensor_model_parallel_attributes(self.weight)
 
     def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
-        """`[rows, hidden]`, the same on every tensor-parallel rank, to `[rows, 1]`."""
+        """Map `[rows, hidden]`, the same on every tensor-parallel rank, to `[rows, 1]`."""
         return torch.nn.functional.linear(hidden.float(), self.weight), None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ValueHead":
-        """Goes where `fn` sends it, and stays float32."""
+        """Apply `fn`, but keep the weight in float32."""
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
 
 
@@ -41,7 +41,7 @@ class ValueBridge:
         self._bridge, self._source = bridge, source
 
     def build(self) -> list[torch.nn.Module]:
-        """With a new head, which `load` replaces where there is one stored."""
+        """Build chunks with a new head, which `load` replaces with a stored one."""
         models = self._bridge.build()
         for model in models:
             model.share_embeddings_and_output_weights = False
@@ -72,7 +72,7 @@ class ValueBridge:
 
 @contextmanager
 def _without_heads(models: list[torch.nn.Module]) -> Iterator[list[ValueHead]]:
-    """While it is open, the chunks are such as a bridge knows; gives the heads that they have else."""
+    """Remove the value heads in the body, so that a bridge knows the chunks; yield the heads."""
     heads: dict[torch.nn.Module, Any] = {
         model: model._modules.pop("output_layer") for model in models if model.post_process
     }
@@ -84,7 +84,7 @@ def _without_heads(models: list[torch.nn.Module]) -> Iterator[list[ValueHead]]:
 
 
 def _from_last_stage(weight: Tensor | None, hidden_size: int) -> Tensor:
-    """The head, which the last pipeline stage alone has."""
+    """Broadcast the head from the last pipeline stage, which alone has it."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         assert weight is not None
         return weight

@@ -33,7 +33,7 @@ class UnsupportedMegatronError(RuntimeError):
 
 
 def install() -> bool:
-    """Prepares this process for megatron-core on the CPU; False, and nothing done, where CUDA is present.
+    """Prepare this process for megatron-core on the CPU; False, and nothing done, where CUDA is present.
 
     Call it before megatron.core is imported. Raises UnsupportedMegatronError for another megatron-core.
     """
@@ -62,7 +62,7 @@ def install() -> bool:
 
 @contextlib.contextmanager
 def cpu_as_cuda() -> Iterator[None]:
-    """While it is open, "cuda" means the CPU to torch calls of this thread; does nothing where CUDA is present."""
+    """Make "cuda" mean the CPU to torch calls of this thread in the body; do nothing where CUDA is present."""
     if torch.cuda.is_available():
         yield
     else:
@@ -172,7 +172,7 @@ def _replace(path: str, value: Any) -> None:
 
 
 def _uneven_gather(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """gloo cannot all-gather parts of unequal length, as MoE with expert tensor parallelism needs."""
+    """Gather parts of unequal length, which gloo cannot and MoE with expert tensor parallelism needs."""
 
     def gather(input_, group, output_split_sizes=None, use_global_buffer=False):
         if output_split_sizes is None or group.size() == 1:
@@ -186,7 +186,7 @@ def _uneven_gather(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _uneven_reduce_scatter(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """gloo cannot reduce-scatter parts of unequal length."""
+    """Reduce and scatter parts of unequal length, which gloo cannot."""
 
     def reduce_scatter(input_, group, input_split_sizes=None, use_global_buffer=False):
         if input_split_sizes is None or group.size() == 1:
@@ -200,5 +200,5 @@ def _uneven_reduce_scatter(even: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 
 def _as_numpy_if_asked(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """The original leaves a CPU tensor as it is, but the token dispatcher wants numpy splits."""
+    """Return a numpy array where the token dispatcher wants numpy splits; the original leaves a CPU tensor as it is."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

@@ -110,7 +110,7 @@ def rotary_embedding_of_pack(
     mscale: float = 1.0,
     cp_group: Any = None,
 ) -> Tensor:
-    """Rotary embedding of a whole pack at once; Megatron's unfused form loops over its sequences.
+    """Return the rotary embedding of a whole pack at once; Megatron's unfused form loops over its sequences.
 
     Shapes: `t` `[t, heads, dim]`, `freqs` `[longest sequence, 1, 1, dim]`.
     """
@@ -161,7 +161,7 @@ class _GroupedLinear(torch.nn.Module):
                 self.register_parameter(f"bias{i}", added)
 
     def forward(self, x: Tensor, m_splits: list[int]) -> tuple[Tensor, list[Tensor] | None]:
-        """`x` `[tokens, in]` sorted by expert, `m_splits[i]` of them for expert i."""
+        """Compute `x` `[tokens, in]` sorted by expert, `m_splits[i]` of them for expert i."""
         parts = x.split([int(n) for n in m_splits])
         biases = [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.has_bias else None
         added = [None] * self.num_gemms if biases is None or self.returns_bias else biases
@@ -169,10 +169,10 @@ class _GroupedLinear(torch.nn.Module):
         return torch.cat(outputs), biases if self.returns_bias else None
 
     def backward_dw(self) -> None:
-        """Weight gradients are never delayed here."""
+        """Do nothing: weight gradients are never delayed here."""
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
-        """Keys and offsets as in Megatron's extensions/transformer_engine.py, `_sharded_state_dict_grouped`."""
+        """Return keys and offsets as in Megatron's extensions/transformer_engine.py, `_sharded_state_dict_grouped`."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         n_experts = self.pg.ep.size() * self.num_gemms
         sharded: dict[str, Any] = {}
@@ -195,7 +195,7 @@ class _GroupedLinear(torch.nn.Module):
 
 
 def _has_own_groups(config: TransformerConfig) -> bool:
-    """Whether expert gradients are reduced over other ranks than dense ones (`use_expert_pgs` in Megatron)."""
+    """Return whether expert gradients are reduced over other ranks than dense ones (`use_expert_pgs` in Megatron)."""
     return (
         config.expert_model_parallel_size > 1 or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
     )
