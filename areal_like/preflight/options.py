@@ -20,7 +20,7 @@ NOT_ON_CPU = {
     "glm": "has no code of its own for it",
     "gpt_oss": "has no attention with sinks",
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "has no gated delta nets"),
-    "minimax_m2": "reads a field that transformers' configuration of it lacks (scoring_func)",
+    "minimax_m2": "computes other log-probs than transformers",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import groupby
 from pathlib import Path
 
@@ -20,9 +21,12 @@ BEGIN = "<!-- From here on written by `python docs/generate/coming_from.py`; do 
 
 
 def page(system: str) -> str:
-    """The whole page: what stands there by hand, then what follows from the code."""
+    """Return the whole page: the part that is written by hand, then the part that follows from the code."""
     head = (FOLDER / f"{system}.md").read_text().partition(BEGIN)[0].rstrip()
-    return f"{head}\n\n{BEGIN}{_example(system)}{_published(system)}{_table(system)}"
+    body = f"{_example(system)}{_published(system)}{_table(system)}"
+    titles = re.findall(r"^## (.*)", body, re.MULTILINE)
+    contents = "".join(f"- [{title}](#{title.lower().replace(' ', '-')})\n" for title in titles)
+    return f"{head}\n\n{BEGIN}\n{contents}{body}"
 
 
 def _example(system: str) -> str:

@@ -23,8 +23,12 @@ names included: `areal-like --install-completion`, `allocation --install-complet
 
 
 def page() -> str:
-    """The page as Markdown."""
-    return HEAD + "".join(_command("areal-like", areal_like.commands.app) + _command("allocation", allocation.cli.app))
+    """Return the page as Markdown."""
+    parts = _command("areal-like", areal_like.commands.app) + _command("allocation", allocation.cli.app)
+    titles = [title for part in parts for title in re.findall(r"^### (.*)", part, re.MULTILINE)]
+    return (
+        HEAD + "\n" + " · ".join(f"[{title}](#{title.replace(' ', '-')})" for title in titles) + "\n" + "".join(parts)
+    )
 
 
 def _command(name: str, app: typer.Typer) -> list[str]:
@@ -37,7 +41,7 @@ def _command(name: str, app: typer.Typer) -> list[str]:
 
 
 def _help(text: str) -> str:
-    """What it does, and its examples as code."""
+    """Return what a command does, and its examples as code."""
     says, _, examples = cleandoc(text.replace("\b", "")).partition("Examples:")
     lines = "\n".join(line.strip() for line in examples.strip().splitlines())
     return f"{re.sub(r'\n{3,}', '\n\n', says.strip())}\n\n```bash\n{lines}\n```\n"

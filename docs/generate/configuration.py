@@ -41,7 +41,7 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     chapters = "".join(_chapters(RunConfig, ""))
     names = [line.removeprefix("## ") for line in chapters.splitlines() if line.startswith("## ")]
     contents = " · ".join(f"[{name.strip('`')}](#{_anchor(name)})" for name in names)
@@ -66,7 +66,7 @@ def _anchor(title: str) -> str:
 
 
 def _chapters(section: type[Section], key: str, may_be_null: bool = False, ignored: str = "") -> Iterator[str]:
-    """The section's own keys as a table, then its sections."""
+    """Yield the section's own keys as a table, then its sections."""
     fields = section.model_fields
     rows = "".join(_row(name, info, section) for name, info in fields.items() if not section_of(info.annotation))
     title = f"`{key}`" if key else "The run"

@@ -257,6 +257,7 @@ two measurements in one run. `python docs/generate/figures.py` writes this page.
 - [Learning and staleness](#learning-and-staleness)
 - [Log-probs across updates](#log-probs-across-updates)
 - [Algorithms](#algorithms)
+- [Curriculum and single rollouts](#curriculum-and-single-rollouts)
 - [Killed runs](#killed-runs)
 - [Memory](#memory)
 

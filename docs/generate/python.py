@@ -16,12 +16,12 @@ PAGE = Path(__file__).parents[1] / "python.md"
 HEAD = """\
 # Python
 
-Generated from the code by `python docs/generate/python.py`; do not edit. Functions raise what they say and nothing else that a
-caller could act on.
+Generated from the code by `python docs/generate/python.py`; do not edit. Functions raise only the
+exceptions that they document.
 """
 CHAPTERS = {
     "A run": {"areal_like": ["train"]},
-    "What rewards, workflows and algorithms handle": {
+    "Types of rewards, workflows and algorithms": {
         "areal_like.types": ["Prompt", "Reward", "Trajectory", "FinishReason"],
         "areal_like.algorithms.types": ["Algorithm", "Experience"],
     },
@@ -31,8 +31,8 @@ CHAPTERS = {
 
 
 def page() -> str:
-    """The page as Markdown."""
-    parts = [HEAD]
+    """Return the page as Markdown."""
+    parts = [HEAD, "\n", *(f"- [{title}](#{_anchor(title)})\n" for title in CHAPTERS)]
     for title, modules in CHAPTERS.items():
         parts.append(f"\n## {title}\n")
         for name, chosen in modules.items():
@@ -40,6 +40,11 @@ def page() -> str:
             parts += [_entry(f"{name}.{word}", getattr(module, word)) for word in chosen or sorted(module.__all__)]
     command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", PAGE.name, "-"]
     return subprocess.run(command, input="".join(parts), capture_output=True, text=True, check=True).stdout
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a heading, as GitHub writes it."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
 
 
 def _entry(name: str, thing: Any) -> str:
@@ -51,7 +56,7 @@ def _entry(name: str, thing: Any) -> str:
 
 
 def _lines(node: ast.AST) -> Iterator[str]:
-    """Definition of a function; of a class with fields and public methods."""
+    """Yield the definition of a function, or of a class with fields and public methods."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"

@@ -9,6 +9,7 @@ from allocation.registry import RULES, Rule
 
 PAGE = Path(__file__).parents[1] / "rules.md"
 
+DROPPED = str.maketrans("", "", ",'")  # from the anchor of a heading, as GitHub writes it
 CHAPTERS = {
     "rules.syntax": "Text and syntax",
     "rules.words": "Words",
@@ -30,6 +31,8 @@ def page() -> str:
         "",
         "Generated from the registered rules by `python docs/generate/rules.py`; do not edit.",
         "An error forbids a plan, a warning and a note do not.",
+        "",
+        *(f"- [{title}](#{title.lower().replace(' ', '-').translate(DROPPED)})" for title in CHAPTERS.values()),
     ]
     for module, title in CHAPTERS.items():
         rules = [rule for rule in RULES.values() if rule.check.__module__ == f"allocation.{module}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,6 +190,19 @@ def test_the_example_trains_with_its_own_reward(tmp_path: Path, starter: list[st
     assert result.stdout.splitlines()[-1] == f"everything is in {directory}"
     first = (directory / "samples/step-000001.jsonl").read_text().splitlines()[0]
     assert json.loads(first)["parts"].keys() == {"is_a_number"}
+
+
+@pytest.mark.long
+def test_the_python_example_of_the_readme_trains(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    keys = [*SMALL, f"cluster.fileroot={tmp_path}", "total_train_steps=2", "warm_start.steps=4"]
+    short = code.replace('{"total_train_steps": 20}', json.dumps(keys))
+    assert short != code
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", short]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1] == str(tmp_path / "test/run")
 
 
 def test_importing_the_package_imports_nothing_else() -> None:

@@ -52,6 +52,23 @@ def test_linked_pages_and_files_exist(page):
     assert [target for target in linked(page) if not target.exists()] == []
 
 
+def anchors(page: Path) -> list[str]:
+    """The anchors of a page's headings, as GitHub writes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    titles = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in re.findall(r"^#+ (.*)", text, re.MULTILINE)]
+    return ["".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_") for title in titles]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_linked_headings_exist_and_long_pages_have_a_table_of_contents(page):
+    links = re.findall(r"(?<!!)\[[^\]]*\]\(([^)#\s]*)#([^)]+)\)", page.read_text())
+    pages = {name: (page.parent / name).resolve() if name else page for name, _ in links if "://" not in name}
+    known = {name: anchors(path) for name, path in pages.items() if path.suffix == ".md"}
+    assert [(name, anchor) for name, anchor in links if name in known and anchor not in known[name]] == []
+    if page.name != "README.md" and len(page.read_text().splitlines()) > 100:
+        assert sum(not name for name, _ in links) >= 3
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_rows_of_a_table_have_as_many_cells_as_its_head(page):
     """A `|` ends a cell even within code, unless a backslash is before it."""
