@@ -39,7 +39,7 @@ def explicit(engine: Engine) -> Gpus:
 
 
 def group_size(group: Sequence[Engine]) -> int:
-    """Return GPUs of a colocated group: its ids if it names any, else its largest member that says how many it needs.
+    """Return GPUs of a colocated group: its ids if it names any, else its largest member with a known number.
 
     Raises `UnknownSize`.
     """

@@ -1,7 +1,7 @@
 """The command `areal-like`: run, check, and look at what runs have left.
 
-What a command needs beyond typer is imported by it, so that `--help` answers at once, and `areal-like` says what is not
-installed where only the compiler is.
+What a command needs beyond typer is imported by it, so that `--help` answers at once, and `areal-like` names the
+missing packages if only the compiler is installed.
 """
 
 import json

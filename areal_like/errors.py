@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, or cannot begin."""
+    """The run cannot continue, or cannot start."""
 
 
 class PreparationError(RunError):
@@ -21,7 +21,7 @@ class DirectoryTaken(PreparationError):
 
 
 class ClusterError(RunError):
-    """Ray did not start, was not reached, or cannot give what the plan asks for."""
+    """Ray did not start, was not reached, or lacks the resources of the plan."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ Fault = Literal[
 
 
 class ServerError(RunError):
-    """A server refused, failed or did not answer in time; the message names it and its words, `servers` it alone."""
+    """A server refused, failed or did not answer in time; the message names and quotes it; `servers` has it alone."""
 
     def __init__(self, message: str, fault: Fault = "refused", servers: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class LogprobDrift(RunError):
 
 
 class RewardsMissing(RunError):
-    """Not a single response could be judged, or scored by the teacher."""
+    """No response could be judged, or scored by the teacher."""
 
     def __init__(self, responses: int, where: str, *, has_teacher: bool = False) -> None:
         teacher = (
@@ -96,21 +96,21 @@ class RewardsMissing(RunError):
 
 
 class RecordError(RunError):
-    """A file of the run's record cannot be written, or is not what a run writes; the message names it and says why."""
+    """A file of the run's record cannot be written, or was not written by a run; the message names both."""
 
 
 class CheckpointError(RunError):
-    """A run cannot go on from its checkpoints; the message names the file and says what would do."""
+    """A run cannot resume from its checkpoints; the message names the file and the fix."""
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that its owner alone may read, as an `opener`: what people configure and print may be secret."""
+    """Open a file that its owner alone may read, as an `opener`: configuration and output may be secret."""
     return os.open(path, flags, 0o600)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Tell an OSError of the body, such as a full disk, as a RecordError about `path`."""
+    """Raise an OSError of the body, such as a full disk, as a RecordError about `path`."""
     try:
         yield
     except OSError as error:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Event:
-    """One span; `ids` say which step, version or group it was about."""
+    """One span; `ids` name its step, version or group."""
 
     lane: str
     name: str

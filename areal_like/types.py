@@ -71,7 +71,7 @@ class Reward:
 class Node:
     """A node in the tree of a group: a turn's answer, or a part of a response between two branching points.
 
-    `number` names it in its group and is larger than that of its `parent`, the node that it goes on from, None for a
+    `number` names it in its group and is larger than that of its `parent`, the node that it continues, None for a
     root. Its `tokens` are the last ones before `end` in the trajectory.
     """
 
@@ -83,7 +83,7 @@ class Node:
 
 @dataclass(frozen=True)
 class TopIds:
-    """The likeliest ids at each token's place, and their log-probs, both `[tokens, k]`; 0 where nobody asked."""
+    """The likeliest ids at each token's place, and their log-probs, both `[tokens, k]`; 0 where none were requested."""
 
     ids: Ints
     logprobs: Floats
@@ -103,7 +103,7 @@ class Trajectory:
     teacher finds likeliest, and their log-probs, if the run trains on them. `turn_rewards` `[tokens]` are rewards
     of turns, each at the last token of its turn, if there are any. `images` are those of the whole sequence, in the
     order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
-    root on, where samples share generated tokens or a conversation goes on from another one; what samples share is
+    root on, where samples share generated tokens or a conversation continues another one; what samples share is
     generated in one trajectory of theirs, and has version -1 in the others.
     """
 

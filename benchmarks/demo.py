@@ -59,7 +59,7 @@ def watched(process: subprocess.Popen[bytes], mark: str, limit_s: float) -> dict
 
 
 def figures(board: Path, config: RunConfig, target: float, used: Mapping[float, float]) -> dict[str, Any]:
-    """What a run's events say; `used` has processor seconds by time."""
+    """Return figures from a run's events; `used` has processor seconds by time."""
     events = EventAccumulator(str(board)).Reload()
     held_out = events.Scalars("reward/held_out")
     reached = next((event for event in held_out if event.value >= target), None)

@@ -67,7 +67,7 @@ def train(folder: str, name: str, config: Path, settings: list[str], limit_s: fl
 
 
 def figures(directory: Path, target: float) -> dict[str, Any]:
-    """Return what the run's metrics say; tokens and steps to the target are None if it was not reached."""
+    """Return figures from the run's metrics; tokens and steps to the target are None if it was not reached."""
     tokens, held_out = {0: 0.0}, dict[int, float]()
     for line in (directory / "metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)

@@ -369,7 +369,7 @@ class Rank:
         return Rendezvous(self.rank, world, "127.0.0.1", int(place.read_text()))
 
     def batch(self) -> Any:
-        """As the case says; every token is trained on, which is the most."""
+        """Return the case's batch; every token is trained on, which is the most."""
         from areal_like.types import Batch
 
         length, rng = min(LENGTH, self.case.tokens), np.random.default_rng(0)

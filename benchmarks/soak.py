@@ -89,7 +89,7 @@ class Attempt:
         return next((event.end for event in self._steps()), None)
 
     def said(self) -> str:
-        """The end of what all attempts printed."""
+        """Return the end of the output of all attempts."""
         return (self.directory.parents[1] / "output.txt").read_text()[-3000:]
 
     def kill(self, what: str) -> str | None:
@@ -108,7 +108,7 @@ class Attempt:
         return doing
 
     def _doing(self) -> str:
-        """The phase that the last events tell of."""
+        """Return the phase of the last events."""
         if (self.directory / DIRECTORY).is_dir() and any((self.directory / DIRECTORY).glob(".step-*")):
             return "save"
         steps = self._steps()

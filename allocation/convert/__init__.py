@@ -4,7 +4,7 @@
 >>> read("areal", "sglang.d4p1t1+d2p2t1")[0]
 'sglang:d4+megatron:d2p2'
 
-`read` says what in the settings an allocation cannot hold. `write` reads back what it wrote and says where the
+`read` lists settings that an allocation cannot hold. `write` reads back what it wrote and says where the
 two differ, so nothing is lost in silence.
 """
 

@@ -147,8 +147,7 @@ def _component(reading: Reading, setting: Setting) -> str:
 
 
 def write(plan: Plan) -> str:
-    """Return YAML with the cluster and a `backend` per engine; who shares GPUs is colocated with the first that has
-    them."""
+    """Return YAML with the cluster and a `backend` per engine; engines on the same GPUs are colocated."""
     written: dict[str, object] = {"cluster": asdict(plan.cluster)}
     roles: list[str] = []
     for engine in engines(plan, ROLES):

@@ -79,7 +79,7 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None) -> 
 
 
 def asynchrony_words(best: Choice, tide: Asynchrony) -> str:
-    """Return one sentence that says whether hiding the longest response is worth the uneven split."""
+    """Return one sentence on whether hiding the longest response is worth the uneven split."""
     synchronous, split = tide.even + tide.tail, max(best.trainer.seconds, best.servers.seconds)
     if best.shared or split >= synchronous:
         return (

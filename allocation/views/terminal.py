@@ -118,7 +118,7 @@ def groups_list(engine: EnginePlan, name: str | None = None) -> Group:
 
 
 def verdict(label: str, plan: Plan | None) -> Text:
-    """Return one line that says whether the allocation is valid."""
+    """Return one line on whether the allocation is valid."""
     if plan is None:
         return Text.assemble(("invalid: ", "bold red"), label)
     return Text.assemble(("valid: ", "bold green"), f"{label}, {count(plan.n_gpus, 'GPU')}")

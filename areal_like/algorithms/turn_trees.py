@@ -31,11 +31,11 @@ class Trees:
     parents: list[int] = field(default_factory=list)
     trained: list[tuple[int, int, int]] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)  # of each trajectory: the node it ends with
-    continued: list[bool] = field(default_factory=list)  # whether its sample goes on from there in another trajectory
+    continued: list[bool] = field(default_factory=list)  # whether its sample continues from there in another trajectory
 
     @property
     def forks(self) -> list[int]:
-        """The nearest node above each that goes on in several ways, -1 where there is none."""
+        """The nearest ancestor of each node with several continuations, -1 where there is none."""
         ways = Counter(self.parents)
         ways.update(end for end, continued in zip(self.ends, self.continued, strict=True) if not continued)
         found: list[int] = []

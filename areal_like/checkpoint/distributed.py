@@ -92,7 +92,7 @@ def _describe(path: Path) -> Any:
 
 
 def _check_files(path: Path, pieces: Iterable[tuple[str, int]]) -> None:
-    """Check that every file is as long as the end of its last piece says; `pieces` are names with ends, in bytes."""
+    """Check that every file reaches the end of its last piece; `pieces` are names with ends, in bytes."""
     for name, end in dict(sorted(pieces)).items():
         there = (path / name).stat().st_size if (path / name).is_file() else None
         if there is None or there < end:

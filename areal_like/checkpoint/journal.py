@@ -4,10 +4,10 @@
 when a checkpoint of its version or a later one is complete. The invariants, at every moment and so after every crash:
 
 1. Step v has a line on disk before a checkpoint of version v appears.
-2. A run goes on from its newest whole checkpoint, of version v. It first cuts the journal behind line v, so that lines
-   of steps that were not committed are gone before one of those steps is made anew.
+2. A run resumes from its newest complete checkpoint, of version v. It first cuts the journal behind line v, so that
+   lines of steps that were not committed are gone before one of those steps is made anew.
 3. A checkpoint's state has the groups that were started and not trained. Those, and then those that were not started,
-   are what the run goes on with; no other group is generated.
+   are generated again when the run resumes; no other group is.
 
 So the groups of the lines are disjoint, and with those that were dropped or wait they are all that were started.
 """

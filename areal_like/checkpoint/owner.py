@@ -76,12 +76,12 @@ class Ownership:
             )
 
     def release(self) -> None:
-        """Leave the directory to whoever asks next."""
+        """Release the directory."""
         self._ends.set()
         try:
             if self._writing.acquire(timeout=HUNG_S):  # else the thread hangs in a write, and keeps the descriptor
                 self._owner = replace(self._owner, ended=True)
-                with suppress(OSError), os.fdopen(self._file, "wb", 0):  # then the lock, or silence, says it
+                with suppress(OSError), os.fdopen(self._file, "wb", 0):  # then the lock, or silence, shows it
                     self._write()
         finally:
             with suppress(OSError):  # which has released it too
@@ -164,7 +164,7 @@ def claim(directory: Path, lock: int, fence: int) -> Ownership | None:
 
 
 def last_owner(directory: Path) -> tuple[int, Owner | None] | None:
-    """Return the last owner with its number; without what its file says where it has not written that yet."""
+    """Return the last owner with its number; without the content of its file if that is not written yet."""
     if not (numbers := _numbers(directory)):
         return None
     path = _path(directory, max(numbers))
@@ -208,7 +208,7 @@ def describe_owner(owner: Owner | None) -> str:
 
 
 def this_process() -> Owner:
-    """Return what the file of this process says at first."""
+    """Return the first content of the file of this process."""
     return Owner(socket.gethostname(), boot_id(), os.getpid(), psutil.Process().create_time())
 
 

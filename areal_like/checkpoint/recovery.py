@@ -57,7 +57,7 @@ class Recovery:
         evaluating: asyncio.Task[None] | None,
         record: Callable[[int], Mapping[str, Any]],
     ) -> None:
-        """Make a checkpoint of `state` if one is due, or `now`; returns when training may go on.
+        """Make a checkpoint of `state` if one is due, or `now`; returns when training may continue.
 
         A task of `tasks` writes it. It waits for the step's evaluation, so that the Record's own state (`record`) has
         its result.

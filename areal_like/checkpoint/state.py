@@ -1,4 +1,4 @@
-"""Where a run stands after a training step: all that a run which goes on has to know beside its trainers' weights."""
+"""The state of a run after a training step: everything that a resumed run needs beside its trainers' weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -38,7 +38,7 @@ class RunState:
 
 
 def program_version() -> str:
-    """Return this program's version, by which a checkpoint says what wrote it."""
+    """Return this program's version, which a checkpoint records."""
     try:
         return version("areal-like")
     except PackageNotFoundError:

@@ -76,7 +76,7 @@ class Store:
         return final
 
     def clean(self, version: int) -> None:
-        """Remove what a run that goes on from `version` had begun; what cannot be used of later ones is put aside.
+        """Remove the unfinished work of a run that resumes from `version`; unusable later checkpoints are renamed.
 
         Raises RecordError.
         """

@@ -32,7 +32,7 @@ def remove_containers(directory: Path, run_id: str) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """Return what a program says; nothing where it fails, for the rest of the run has to be removed too."""
+    """Return the output of a program; nothing if it fails, because the rest of the run has to be removed too."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -63,7 +63,7 @@ def main() -> None:
     run.end()
     remove_containers(Path(directories[0]), run_id)
     shared_memory.remove()
-    if not _lives(owner):  # one that lives may go on with its own; one that was killed with its tracker leaves them
+    if not _lives(owner):  # a living process may keep its own; one that was killed with its tracker leaves them
         owners.remove()
     for directory in directories:  # last, for a member might write on
         shutil.rmtree(directory, ignore_errors=True)

@@ -22,7 +22,7 @@ from areal_like.errors import private
 from areal_like.runtime.descendants import adopt_orphans, children
 
 SLOW_JANITOR_S = 10.0
-JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it goes on alone
+JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it continues alone
 PACKAGE_ROOT = Path(__file__).parents[2]
 # Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
 # system and takes it anew, a page fault for each 4 KiB.
@@ -53,7 +53,7 @@ def run_lifetime(
     adopts = adopts and not others  # an orphan of theirs would look like one of the run's
     if adopts:
         adopt_orphans()
-    # the janitor of one node is no member that another's may end
+    # the janitor of one node is not a member that another's may end
     environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
     keeper = subprocess.Popen(
         [sys.executable, "-P", "-m", janitor.__name__, run_id, ",".join(map(str, others)), directory, *shared_dirs],

@@ -40,8 +40,9 @@ class Node:
     """The report of a node about itself; `ahead_s` is its clock less this host's, `missing` are paths that it lacks.
 
     `unreachable` are the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
-    port that the other node had just opened. `no_port` says why it could not open one itself, `far_from_here` is the
-    address with a port that it opened and the controller could not connect to, and `own_ports` is its kernel's range.
+    port that the other node had just opened. `no_port` is the reason why it could not open one itself, `far_from_here`
+    is the address with a port that it opened and the controller could not connect to, and `own_ports` is its kernel's
+    range.
     """
 
     host: str

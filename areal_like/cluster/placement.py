@@ -52,7 +52,7 @@ async def place(
     """Hold a slot for every device of the plan; devices of one plan node share one Ray node.
 
     Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
-    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and tells `say` where that takes long; not at
+    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and reports to `say` if that takes long; not at
     all for those that the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there
     is, and where Ray fails.
     """
@@ -183,7 +183,7 @@ async def _granted_gpus(
 ) -> dict[int, dict[int, str]]:
     """Return which GPUs Ray reserved in each bundle that is `asked`, by place among the node's GPUs.
 
-    Only a task that holds all of a bundle can tell. Raises ClusterError.
+    Only a task that holds all of a bundle can find out. Raises ClusterError.
     """
     import ray
     from ray.exceptions import RayError

@@ -24,7 +24,7 @@ CONNECT_LIMIT_S = 10.0
 # Ray reads these while it is imported, once per process.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # WorkerError says so
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # WorkerError reports it
 }
 _LOCAL_SETTINGS = {
     "RAY_AUTH_MODE": "token",

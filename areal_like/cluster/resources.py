@@ -129,7 +129,7 @@ def _ask(address: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what the cluster has, or why it does not say."""
+    """Print the cluster's resources, or why they are unknown."""
     scheduler = SchedulerConfig(type="ray", address=sys.argv[1])
     try:
         with ray_cluster(scheduler, n_slots=0, uses_gpus=False, directory=Path()):

@@ -148,7 +148,7 @@ class Cluster:
     ) -> AsyncIterator[Cluster]:
         """Yield the devices of a further plan of the run as soon as an existing cluster has them free.
 
-        What is started there ends with the block, or with this process. `say` is told once if it has to wait.
+        What is started there ends with the block, or with this process. `say` is called once if it has to wait.
         """
         async with (
             place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement,
@@ -235,11 +235,11 @@ async def run_cluster(
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; its writers create it, where the hosts that have to (`sharing`) see it.
-    The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` is told of
+    The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` receives
     differences between nodes. Processes take free ports from the range `ports`, at each node's address of `interface`
-    where the cluster is an existing one.
-    Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143.
-    Raises ClusterError if the cluster is missing or too small, or a node does not see `log_dir` that has to.
+    where the cluster is an existing one. Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or
+    exits with 143. Raises ClusterError if the cluster is missing or too small, or a node does not see `log_dir` that
+    has to.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"

@@ -1,4 +1,4 @@
-"""Which files of /dev/shm a run made: a killed process leaves them, and nothing in them says whose they were."""
+"""Which files of /dev/shm a run made: a killed process leaves them, and their content does not name the run."""
 
 import os
 from collections.abc import Callable, Iterable

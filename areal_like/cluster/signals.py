@@ -24,7 +24,7 @@ def signals_cancel() -> Iterator[None]:
             loop.call_soon_threadsafe(task.cancel)
         came.append(number)
         if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)  # who asks again does not want to wait
+            signal.signal(number, signal.default_int_handler)  # a second signal asks not to wait
 
     # not the loop's handlers: they need the descriptor by which the watchdog hears of signals
     signal.signal(signal.SIGINT, cancel)

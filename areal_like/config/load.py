@@ -197,7 +197,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
 
 
 def _settle_alternatives(data: dict[str, Any], places: dict[str, str]) -> None:
-    """Unset what only the file says where the command line gives the alternative."""
+    """Unset keys of the file for which the command line sets the alternative."""
     said = [key for key, place in places.items() if place == COMMAND_LINE]
     for pair in _ALTERNATIVES:
         for key, other in (pair, pair[::-1]):

@@ -22,7 +22,7 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class ProcessorError(Exception):
-    """The files of an image processor are missing or unusable; the message says which and what would do."""
+    """The files of an image processor are missing or unusable; the message names them and the fix."""
 
 
 @dataclass(frozen=True)

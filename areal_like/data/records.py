@@ -20,8 +20,8 @@ _REFERENCE = re.compile(r".+:[\w.]+")
 class DatasetError(Exception):
     """A dataset that cannot be used.
 
-    `code` is the finding's, `field` the field of its config at fault, `problem` names file and row, `remedy` says what
-    would do.
+    `code` is the finding's, `field` the field of its config at fault, `problem` names file and row, `remedy` is the
+    fix.
     """
 
     def __init__(self, field: str, problem: str, remedy: str, *, code: str = "RUN-DATASET-FILE") -> None:

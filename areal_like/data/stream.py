@@ -16,7 +16,7 @@ class PromptStream:
     Order depends on `seed` and the number of the pass alone, so a place is all that a resumed run has to know.
 
     With `weights`, by the prompts' `dataset`, a pass has as many places as there are prompts, and each set the share of
-    them that its weight says, at least one. Every set has passes of its own, through which it goes on in the next pass
+    them that its weight says, at least one. Every set has passes of its own, which it continues in the next pass
     of the whole: a small set with a large weight comes more often, a large one with a small weight in parts.
     """
 

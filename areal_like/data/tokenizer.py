@@ -51,7 +51,7 @@ PLAIN_TEMPLATE = (
 
 
 class TokenizerError(Exception):
-    """The tokenizer's files are missing or unusable; the message says which and what would do."""
+    """The tokenizer's files are missing or unusable; the message names them and the fix."""
 
 
 class Tokenizer:

@@ -135,9 +135,9 @@ class Link:
 class Clients:
     """All client processes of a run, at best `n`.
 
-    `start` starts one, an actor (`Client`), by its rank. In place of one that dies another is started; what it read
-    goes on elsewhere. As long as none is left, the controller reads. One that hangs is found before a server would be
-    blamed for it, which may do nothing for `stall_s` seconds.
+    `start` starts one, an actor (`Client`), by its rank. A client process that dies is replaced; its requests continue
+    elsewhere. As long as none is left, the controller reads. One that hangs is found before a server would be blamed
+    for it, which may do nothing for `stall_s` seconds.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Clients:
         link.is_busy = False
 
     def _hand_over(self, link: Link, call: int, news: Iterable[Parts | None]) -> None:
-        if call in link.news:  # else nobody waits for it any more
+        if call in link.news:  # else no caller waits for it any more
             for parts in news:
                 link.news[call].put_nowait(parts)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-STEPS = 10  # after which it is said; the first one warms up
+STEPS = 10  # after which it is given; the first one warms up
 WORTH = 0.85  # share of a step's time that another layout has to promise at most
 
 
@@ -28,7 +28,7 @@ class Layout:
 
 @dataclass(eq=False)
 class Advice:
-    """A sink for a run's numbers that says at step STEPS, through `say`, what would be faster, if anything is."""
+    """A sink for a run's numbers that reports at step STEPS, through `say`, a faster setting, if there is one."""
 
     layout: Layout
     say: Callable[[str], None]

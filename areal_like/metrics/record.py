@@ -28,8 +28,8 @@ class Record:
     """The files of one run directory; the console shows the same numbers.
 
     `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
-    `n_shown` of each evaluation are said. A thread writes everything. Numbers that cannot be written end the run: the
-    next call raises RecordError, and so does `close`. Of events, samples and the page they are reported once.
+    `n_shown` of each evaluation are printed. A thread writes everything. Numbers that cannot be written end the run:
+    the next call raises RecordError, and so does `close`. Of events, samples and the page they are reported once.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Record:
             self._view.row(row | ({"eval": self._held_out[step]} if step in self._held_out else {}))
 
     def finish(self) -> None:
-        """Write the summary and the picture, and say where everything lies."""
+        """Write the summary and the picture, and report where the files are."""
         from areal_like.metrics.picture import draw_rewards
 
         picture = self.directory / "rewards.png"

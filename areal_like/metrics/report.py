@@ -1,4 +1,4 @@
-"""`report.html`: one page that shows a run, without a network, from what is appended to it while the run goes on.
+"""`report.html`: one page that shows a run, without a network, from entries that are appended to it during the run.
 
 Each entry is a script of its own after the page's code (`report.template.html`), so that the file is a whole page after
 every one of them, however the run ends.

@@ -12,7 +12,7 @@ KEY = "rollout.branch"
 
 
 def check_branches(config: RunConfig, *, per_group: bool) -> Iterator[Finding]:
-    """Check that the samples of a group can branch as the section says; a workflow `per_group` makes them itself."""
+    """Check that the samples of a group can branch as required; a workflow `per_group` makes them itself."""
     branch, n = config.rollout.branch, config.gconfig.n_samples
     if branch is None:
         return

@@ -182,7 +182,7 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
         message = f"{context} tokens cannot hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
         help = f"write sglang.context_length={needed} or more; SGLang reserves {SERVER_RESERVE} tokens"
         yield finding("RUN-CONTEXT-SHORT", "sglang.context_length", message, help)
-    if max(context, needed) <= positions or config.longest_sequence > positions:  # that, the layout's checks say
+    if max(context, needed) <= positions or config.longest_sequence > positions:  # the layout's checks report that
         return
     exceeds = "a server's context of {} tokens exceeds the model's {} positions"
     if config.sglang.context_length is not None and context > positions:
@@ -219,7 +219,7 @@ def _section(name: str) -> str:
 
 
 def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
-    if n_prompts == 0:  # why, another finding says
+    if n_prompts == 0:  # another finding has the reason
         return
     steps, batch = training_steps(config, n_prompts), "train_dataset.batch_size"
     if steps < 1:

@@ -24,7 +24,8 @@ from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recompute_modules
 
 _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
-# Where roles have fields, a key and not `|` says who shares GPUs: what it says, what it might say, and what else helps.
+# Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and what else
+# helps.
 _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", ("give them the same number of GPUs",)),
     "ALLOC-CLUSTER-SIZE": (
@@ -48,7 +49,7 @@ _BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
 
 
 class Compile(Protocol):
-    """`allocation.check` with what is known of a run; `colocated` other than its configuration says."""
+    """`allocation.check` with what is known of a run; `colocated` may differ from its configuration."""
 
     def __call__(self, spec: str | Mapping[str, str], *, colocated: Mapping[str, str] = ...) -> allocation.Result: ...
 

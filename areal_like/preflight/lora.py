@@ -69,7 +69,7 @@ def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
         return (*ATTENTION, *FEED_FORWARD)
     try:
         return sorted(layer_matrices(Path(actor.path)))
-    except ConfigError:  # a finding about the weights says more
+    except ConfigError:  # a finding about the weights has the reason
         return actor.target_modules
 
 

@@ -1,4 +1,4 @@
-"""The model that a run trains, as far as its files tell without loading a weight."""
+"""Checks of the model that a run trains, by its files, without loading a weight."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ _MOST_HEADS = 1024  # that a suggestion has: a number of the user's may be any
 def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, list[Finding]]:
     """Look at `actor.path`, or at the shape of `actor.init_model`; exactly one of them has to be set.
 
-    The spec or the tokenizer is None where a finding says why.
+    The spec or the tokenizer is None where a finding has the reason.
     """
     actor = config.actor
     if actor.path is not None and actor.init_model is None:

@@ -1,4 +1,4 @@
-"""A run's directory that exists: may this command go on with it, and has what must not change stayed as it was."""
+"""Checks of an existing run directory: whether this command may resume it, and whether fixed keys are unchanged."""
 
 import types
 from collections.abc import Iterator, Mapping, Sequence

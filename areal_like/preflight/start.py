@@ -41,7 +41,7 @@ def check_start(view: RoleView, model: ModelSpec) -> Iterator[Finding]:
 
 
 def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:
-    """Return how the model differs from the one that a converted checkpoint says it is of."""
+    """Return how the model differs from the one of a converted checkpoint's config."""
     try:
         own = load_model(path / DESCRIPTIONS / "config.json")
     except ModelError:  # another system's, which has no config in it

@@ -1,4 +1,4 @@
-"""The weights of a model directory, as far as the headers of its safetensors files tell without reading a tensor."""
+"""Checks of the weights of a model directory, by the headers of its safetensors files, without reading a tensor."""
 
 import json
 import re

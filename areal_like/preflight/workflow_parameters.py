@@ -11,13 +11,13 @@ from areal_like.workflows.forms import WorkflowError, level_of
 def find_takers(config: RunConfig, parameter: str, *, groups: bool) -> Iterator[tuple[str, bool]]:
     """Yield the keys of workflows that may use a parameter, and whether they can do without.
 
-    `groups` says whether a group of episodes may use the same without the parameter.
+    `groups`: whether a group of episodes may use the same without the parameter.
     """
     for key, reference in config.workflows.items():
         try:
             function = load_object(reference)
             parameters = inspect.signature(function).parameters
-        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow says so
+        except (UserCodeError, TypeError, ValueError):  # a finding about the workflow reports it
             yield key, True
             continue
         if parameter in parameters:
@@ -29,5 +29,5 @@ def find_takers(config: RunConfig, parameter: str, *, groups: bool) -> Iterator[
 def _may_be_group(function: object) -> bool:
     try:
         return level_of(function) == "group"
-    except WorkflowError:  # a finding about the workflow says so
+    except WorkflowError:  # a finding about the workflow reports it
         return True

@@ -32,7 +32,7 @@ class JudgeServer:
 
     @classmethod
     def from_config(cls, config: ChatJudgeConfig) -> JudgeServer:
-        """Return the server that somebody else has started."""
+        """Return a judge on a server that the run does not start."""
         token = os.environ.get(config.token_variable, "") if config.token_variable else ""
         return cls(str(config.url), str(config.model), token)
 

@@ -93,7 +93,7 @@ class _ForkServer:
                 os.kill(orphan, signal.SIGKILL)  # its end wakes this process again, which then has its children
 
     def _answer(self) -> bool:
-        """Do as the control socket says; False where the other end is closed."""
+        """Execute a command of the control socket; return False if the other end is closed."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 64, 2)
         if message == FORK:
             self._fork(*descriptors)
@@ -126,5 +126,5 @@ class _ForkServer:
 
 
 def _report(pipe: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # nobody wants to know any more
+    with suppress(BrokenPipeError):  # no caller waits for it any more
         os.write(pipe, REPORT.pack(number))

@@ -40,7 +40,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A call that gave nothing; `message` says why in one line."""
+    """A call without a result; `message` is the reason in one line."""
 
     cause: Cause
     message: str

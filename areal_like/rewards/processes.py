@@ -20,7 +20,7 @@ _WATCH_S = 0.25  # between two looks at the memory of a worker that is busy
 
 
 class Ended(Exception):
-    """A worker ended instead of answering; `how` says in words how it ended, `code` is its exit code if it has one."""
+    """A worker ended instead of answering; `how` describes the end in words, `code` is its exit code if it has one."""
 
     def __init__(self, how: str, code: int | None = None) -> None:
         super().__init__(how)

@@ -1,4 +1,4 @@
-"""Responses to rewards, as the section `reward` of the configuration says: one judge, or a weighted sum of several."""
+"""Responses to rewards, by the section `reward` of the configuration: one judge, or a weighted sum of several."""
 
 import asyncio
 import functools
@@ -32,7 +32,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
     """Judges the responses of a run, in a `RewardPool` of its own that ends with the context.
 
     `model` is the judge of `type: model` and `chat` that of `type: judge`, where there is one. What judges print goes
-    to `log`, so do their tracebacks; `say` is told the first failure of each cause.
+    to `log`, so do their tracebacks; `say` receives the first failure of each cause.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from areal_like.types import AnswerCheck
 class Verifier:
     """Judging of responses of one reward type.
 
-    `check` takes a reference answer and says what it lacks and what would do, None where nothing is wrong with it.
+    `check` takes a reference answer and returns its fault and the fix, None if there is none.
     `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to
     look; where it answers, `verify` would say the same. `verify` is a module's own function, so that a worker process
     can import it; `preload` is the module whose import brings all that it needs.

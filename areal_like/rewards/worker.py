@@ -128,5 +128,5 @@ _outputs: list[io.TextIOBase] = []
 
 
 def _limit(seconds: float) -> None:
-    """End this process in `seconds`, whatever it does, and say where it was."""
+    """End this process in `seconds`, whatever it does, and report where it was."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_outputs[0])

@@ -18,12 +18,12 @@ STARTED = 32  # groups that start in one turn of the event loop, each some 50 us
 class Collector:
     """A workflow for each of `groups` prompts, as many at once as the staleness bound and `max_groups` admit.
 
-    Every admitted group is handed out exactly once, unless `keeps` says no to it, or it is one of the admission's
+    Every admitted group is handed out exactly once, unless `keeps` rejects it, or it is one of the admission's
     `spare` groups that a batch does not wait for: then another one takes its place.
     After `max_drops` groups in a row that were not kept the next one is, and counting starts anew, so that a policy
     that always does the same still ends its run. Groups run as tasks of `tasks`, so the first one that fails ends the
     run. A group's id is its prompt's place in `prompts`. A run that is resumed starts the groups `again`, which
-    had been admitted but not trained, and goes on with group `started`.
+    had been admitted but not trained, and continues with group `started`.
     """
 
     prompts: PromptStream

@@ -1,7 +1,7 @@
-"""Which waiting sample goes to which server next: bookkeeping without I/O, of O(log n) per event.
+"""Chooses the server of each waiting sample: bookkeeping without I/O, of O(log n) per event.
 
-The least busy server that may take a sample gets one: the first of its own queue or of everybody's, whichever comes
-first. A sample of everybody's queue with a prefix affinity goes to the server that has its prefix instead, unless that
+The least busy server that may take a sample gets one: the first of its own queue or of the common one, whichever comes
+first. A sample of the common queue with a prefix affinity goes to the server that has its prefix instead, unless that
 one has no capacity, or has much more to do. The smallest priority comes first, then the longest response so far, which
 may well end last and should not begin last too, then the first arrival.
 """
@@ -140,7 +140,7 @@ class Dispatch:
     in_flight: int = 0
     _joined: int = 0
     _arrived: int = 0
-    _queue: list[Queued] = field(default_factory=list)  # a heap of the samples that are bound to no server
+    _queue: list[Queued] = field(default_factory=list)  # a heap of the samples that are not bound to a server
 
     def __post_init__(self) -> None:
         self._free = LeastBusy(self.states, lambda state: state.takes)

@@ -42,9 +42,9 @@ MOST_SESSIONS = 100_000  # that are remembered
 class ServerPool:
     """All servers of a run.
 
-    Weights change only within `interrupt`. What happens to running requests then is what `requests` says
-    (`weight_update.requests`); in any case every token has the version that made it. `timeout_s` is how long a server
-    may do nothing while it has requests. `read_answer` reads their answers, by default in this process.
+    Weights change only within `interrupt`. `requests` (`weight_update.requests`) decides what happens to running
+    requests; in any case every token has the version that made it. `timeout_s` is how long a server may do nothing
+    while it has requests. `read_answer` reads their answers, by default in this process.
     """
 
     def __init__(
@@ -318,7 +318,7 @@ class ServerPool:
 
         async def ask(server: Server) -> None:
             with suppress(ServerError):
-                await server.most_running(limit_s)  # which SGLang's scheduler says, unlike that it pauses
+                await server.most_running(limit_s)  # which SGLang's scheduler reports, unlike that it pauses
                 silent.discard(server)
 
         asking = [asyncio.create_task(ask(server)) for server in servers]

@@ -1,4 +1,4 @@
-"""The servers of a run: who joins and leaves, and the way of each sample to its server and back.
+"""The servers of a run as they join and leave, and the path of each sample to its server and back.
 
 - A server joins with the next update of the weights: it is among those that `update` lists, and may be sent samples
   once that is done.
@@ -162,9 +162,9 @@ class Router:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def generate(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> None:
-        """Have a server go on with a sample until it ends; what came of it before a failure is kept.
+        """Continue a sample on a server until it ends; the tokens before a failure are kept.
 
-        Of those that wait the smallest `priority` is next, then the longest. Raises Unavailable, and ServerError
+        Among waiting samples the smallest `priority` is next, then the longest. Raises Unavailable, and ServerError
         where a repetition would not help.
         """
         loop = asyncio.get_running_loop()
@@ -270,7 +270,7 @@ class Router:
         images = [sample.images for sample, _ in entries]
         request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images)
         async with aclosing(self._read_answer(state.server, request)) as answer:
-            await anext(answer)  # from now on what nobody waits for can be aborted
+            await anext(answer)  # from now on unneeded samples can be aborted
             for rid, (_, ended) in zip(rids, entries, strict=True):
                 ended.add_done_callback(partial(self._abort_cancelled, state, rid))
             async for parts in answer:

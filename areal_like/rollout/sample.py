@@ -17,7 +17,7 @@ from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.rollout.sglang.unusable import refuse_kept, refuse_routes
 from areal_like.types import FinishReason, Ints
 
-CHUNK = 512  # tokens after which a server says what it has: as much is lost with it at most
+CHUNK = 512  # tokens after which a server reports: at most as many are lost with it
 
 ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may have
 
@@ -56,10 +56,10 @@ class WrongVersion(ServerError):
 class Sample:
     """A prompt, and what has come of the response: `length` tokens, and why it ended, once it has.
 
-    `begun` is set with its first token if that is `awaited`, else with what the server says first, and when it ends.
+    `begun` is set with its first token if that is `awaited`, else with the server's first event, and when it ends.
     Routes are wanted of tokens from `routes_from` on; a server that fails takes those of its tokens along, and the next
-    one computes them anew. With `on_tokens` the server sends each token at once, and that is called with it. `images`
-    are those of the prompt, which every server is sent that goes on with the sample.
+    one computes them again. With `on_tokens` the server sends each token at once, and that is called with it. `images`
+    are those of the prompt, which every server that continues the sample receives.
     """
 
     prompt: Ints

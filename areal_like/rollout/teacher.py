@@ -36,8 +36,8 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
     """Scores the trajectories of a workflow, on servers at `urls`, or on those of the `policy` if it is given.
 
     `hint` returns the tokens of a prompt as the teacher reads it; None: those of the policy. A trajectory that cannot
-    be scored has no reward, so it is not trained. `say` is told the first failure of each kind, and `cancel` the number
-    of generated tokens of a group that is cancelled while the teacher scores it.
+    be scored has no reward, so it is not trained. `say` receives the first failure of each kind, and `cancel` the
+    number of generated tokens of a group that is cancelled while the teacher scores it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The directory of a run: taken by one run alone, and entered again by the command that goes on with it."""
+"""The directory of a run: owned by one process at a time, and opened again by the command that resumes the run."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ from areal_like.run.lock import describe_holders, kept_from_forks, patience
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run's record, and where it goes on; `lock` is the descriptor of what nobody else has meanwhile."""
+    """A run's record and the state it starts from; `lock` is the descriptor of the directory's lock."""
 
     record: Record
     checkpoint: Checkpoint | None = None
@@ -106,7 +106,7 @@ async def run_directory(
             raise PreparationError(f"{where} (in cluster.fileroot) cannot be used: {reason}") from error
         try:
             yield opened
-        except (KeyboardInterrupt, asyncio.CancelledError):  # whoever ends it by hand cancels its task
+        except (KeyboardInterrupt, asyncio.CancelledError):  # an interrupt cancels its task
             if opened.store:
                 (path / DIRECTORY / INTERRUPTED).touch()
             raise

@@ -43,10 +43,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Probe:
-    """Responses, and each server's scores of them: anew, and with its prefix cache.
+    """Responses, and each server's scores of them, recomputed and with its prefix cache.
 
     `told` are the tokens that are compared, `generated` the experts of their generation, and `passes` the trainer's
-    log-probs of the probe by the experts that it was told.
+    log-probs of the probe by the experts that it replayed.
     """
 
     batch: Batch
@@ -59,7 +59,7 @@ class Probe:
 class DriftAlarm:
     """Compares servers and trainer in each step, warns, and ends the run after `rollout.drift_patience` steps.
 
-    `say` gets the warnings; `has_experts` says whether the model is a mixture of experts, and `routes` in which form
+    `say` gets the warnings; `has_experts`: whether the model is a mixture of experts, and `routes` in which form
     servers return the experts that the trainer replays, if it does.
     """
 
@@ -176,7 +176,7 @@ class DriftAlarm:
     async def _cause(self, probe: Probe, found: dict[str, Distances], version: int, last: bool) -> str:
         """Return the likely cause; before the run ends, weights are compared by sending them once more.
 
-        Where these are the trainer's, further passes tell what the first server computes otherwise.
+        Where these are the trainer's, further passes find what the first server computes differently.
         """
         anew = [name for name, each in found.items() if not each.anew <= self._allowed]
         weights = await self._differing_weights(version) if last and anew else None
@@ -286,7 +286,7 @@ def _join(parts: Sequence[tuple[Floats, Routes | None]]) -> Score:
 
 
 async def _problem(server: Server, limit_s: float) -> str | None:
-    """Return which weights of a server changed as they were sent once more, '' if none did, None if it did not tell."""
+    """Return which weights of a server changed when they were sent again, '' if none, None if it did not report."""
     try:
         await server.compare_noted(limit_s)
     except ServerError as error:

@@ -1,4 +1,4 @@
-"""Held-out prompts: when they are evaluated, and how good what the servers answer them is."""
+"""Evaluation: when evaluation prompts are answered, and the statistics of the responses."""
 
 import asyncio
 import math

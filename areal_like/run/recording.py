@@ -1,4 +1,4 @@
-"""The record of a run: what it says of the run before the start, and how the run ended."""
+"""The record of a run: its description before the start, and how the run ended."""
 
 import asyncio
 import math
@@ -75,7 +75,7 @@ def advice(job: Job, view: View) -> list[Advice]:
 
 
 def _describe(job: Job) -> dict[str, Any]:
-    """Return what the report says about a run before its start."""
+    """Return the report's description of a run before its start."""
     return {
         "steps": job.steps,
         "layout": str(job),

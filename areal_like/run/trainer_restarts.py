@@ -14,15 +14,15 @@ from areal_like.errors import CheckpointError, RunError, WorkerError
 from areal_like.rollout.heartbeat import wait_for_silence
 from areal_like.rollout.supervisor import HOUR_S, first_line
 
-ANSWER_S = 5.0  # that each rank has after a failure for saying that it is there; a dead one is known sooner
+ANSWER_S = 5.0  # that each rank has after a failure to answer; a dead one is known sooner
 SILENCE = 1.5  # times `cluster.host_timeout_s`: until a lost host has been silent for that long
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A started trainer: the ranks of all roles, the URL that tells of each host whether it answers, and its training.
+    """A started trainer: the ranks of all roles, the URL at which each host answers, and its training.
 
-    `settle` returns when nothing of the attempt writes to the run's directory any more.
+    `settle` returns when the attempt no longer writes to the run's directory.
     """
 
     groups: Sequence[WorkerGroup]

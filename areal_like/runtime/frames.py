@@ -31,7 +31,7 @@ type OnFrame = Callable[[Kind, int, bytes], None]
 
 
 class Unanswered(Exception):
-    """The main process has no answer to a question; the message says why."""
+    """The main process has no answer to a question; the message is the reason."""
 
 
 def frame(kind: Kind, number: int, body: bytes = b"") -> bytes:

@@ -1,6 +1,6 @@
 """Memory that a worker shares with the main process: which thread runs which call, and which event loop still turns.
 
-Nothing of it needs the worker's GIL to be read, so it tells about a worker that stands still, and about one that died.
+Reading it needs no GIL of the worker, so it shows the state of a blocked or dead worker.
 """
 
 import mmap

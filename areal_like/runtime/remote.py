@@ -22,7 +22,7 @@ class Limits:
 
 
 class EndedWorker(Exception):
-    """A call has ended its worker, or blocked it: `cause` is a word that is counted, the message says more."""
+    """A call has ended its worker, or blocked it: `cause` is a word that is counted, the message has the details."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class EndedWorker(Exception):
 
 
 class Interrupted(Exception):
-    """The worker ended by the code of another call; `suspect` says that it may have been this one's."""
+    """The worker ended by the code of another call; `suspect`: it may have been this one's."""
 
     def __init__(self, suspect: bool) -> None:
         self.suspect = suspect
@@ -71,7 +71,7 @@ class Worker:
     """A worker process.
 
     `left` are calls that were cancelled and have not ended, with the time of that; `strays` those that have ended, and
-    whose code goes on in a thread, with the time when that was seen first.
+    whose code still runs in a thread, with the time when that was first seen.
     """
 
     name: int

@@ -24,7 +24,7 @@ _FEW = 64  # descriptors of a worker
 
 
 def main() -> None:
-    """Start and kill workers as asked, until nobody asks any more."""
+    """Start and kill workers on request, until the connection ends."""
     adopt_orphans()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _obey(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
-    """Start or kill a worker; False when nobody asks any more."""
+    """Start or kill a worker; return False when the connection ends."""
     try:
         packet, descriptors, _, _ = socket.recv_fds(control, _MOST, _FEW)
     except OSError:

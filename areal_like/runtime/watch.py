@@ -97,7 +97,7 @@ def stands_still(worker: Worker, blocked_s: float) -> list[Lane] | None:
 
 
 def continue_stopped(worker: Worker) -> None:
-    """Have a process go on that stands still because it was stopped, as by its own SIGSTOP."""
+    """Continue a process that was stopped, for example by its own SIGSTOP."""
     if worker.pulse_stale_s > STOPPED_S and worker.pid is not None:
         try:
             state = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -100,7 +100,7 @@ class Workers:
         return task
 
     async def start(self, *, alone: bool = False) -> Worker:
-        """Ask for a worker; it is ready once its loops say so."""
+        """Ask for a worker; it is ready once its loops report."""
         shared = shared_memory()
         worker = Worker(next(self._names), alone, Marks(shared))
         descriptors, theirs = [self._describe, shared], list[socket.socket]()
@@ -131,7 +131,7 @@ class Workers:
         return worker
 
     def _hear(self) -> None:
-        """Take in what the warden says."""
+        """Receive the warden's reports."""
         try:
             packet = self._control.recv(4096)
         except BlockingIOError:
@@ -225,7 +225,7 @@ class Workers:
         self.changed.set()
 
     def retire(self, worker: Worker) -> None:
-        """Give a worker no more calls: the code of one that was cancelled goes on in it."""
+        """Give a worker no more calls: the code of a cancelled call still runs in it."""
         if any(each.retires for each in self.all) or worker.alone:
             return  # one after the other
         worker.retires = True

@@ -94,13 +94,13 @@ class TrainEngine(Protocol):
     def load_hf(self, path: Path, decay: float) -> None:
         """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones.
 
-        Raises RoleError for a role with an optimizer, which would go on from the present ones.
+        Raises RoleError for a role with an optimizer, which would continue from the present ones.
         """
 
     def save(self, path: Path) -> None:
         """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
 
-        What is written is in host memory or on disk when this returns, so that training may go on. Of a reference it
+        What is written is in host memory or on disk when this returns, so that training may continue. Of a reference it
         is the weights, which are all that it has.
         """
 
@@ -184,7 +184,7 @@ class EngineSpec:
 class Rendezvous:
     """Meeting point of an engine's ranks: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
 
-    `listener` is rank 0's socket there, which nobody else listens at (`cluster.ports.listen`).
+    `listener` is rank 0's socket there, where no other process listens (`cluster.ports.listen`).
     """
 
     rank: int

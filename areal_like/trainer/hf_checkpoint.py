@@ -1,4 +1,4 @@
-"""Weights under their Hugging Face names: in buckets for the servers, in a directory for everybody else."""
+"""Weights under their Hugging Face names: in buckets for the servers, and as a checkpoint directory."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def save_together(path: Path, weights: Iterator[tuple[str, Tensor]], spec: Engin
     if dist.get_rank() == 0:
         dtype = spec.config.dtype
         write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
-    for _ in weights:  # the other ranks take part
+    for _ in weights:  # the other ranks participate
         pass
     dist.barrier()
 
@@ -113,7 +113,7 @@ def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -
     """Copy a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
 
     The config then names the data type of the new weights, and no layers for multi-token prediction, which are gone;
-    one that says so already is copied byte for byte.
+    one that already does is copied byte for byte.
     """
     files = [file for file in source.iterdir() if not _is_tokenizers(file)]
     for file in files + [file for file in tokenizer.iterdir() if _is_tokenizers(file)]:

@@ -25,7 +25,7 @@ def sequence_numbers(cu_seqlens: Tensor) -> Tensor:
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, numbers: Tensor | None) -> Tensor:
     """Convolve each channel over the last tokens of its own sequence, and apply SiLU; `[1, channels, t]` as `x`.
 
-    `weight` is `[channels, tokens]`, the last column that of the token itself; `numbers` `[t]` tell sequences apart.
+    `weight` is `[channels, tokens]`, the last column that of the token itself; `numbers` `[t]` distinguish sequences.
     """
     kernel, length = weight.shape[1], x.shape[2]
     output = x * weight[:, -1:]

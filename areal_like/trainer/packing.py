@@ -31,7 +31,7 @@ from areal_like.types import Batch, Ints
 
 
 class PackingError(ValueError):
-    """A batch that cannot be packed; the message says which limit to raise."""
+    """A batch that cannot be packed; the message names the limit to raise."""
 
 
 type Schedule = tuple[tuple[tuple[int, ...], ...], ...]

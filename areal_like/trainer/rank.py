@@ -31,7 +31,7 @@ class TrainerRank:
         return address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, make_sender: MakeSender) -> None:
-        """Meet the other ranks and build the engine. Raises ValueError for a backend that nobody wrote.
+        """Meet the other ranks and build the engine. Raises ValueError for an unknown backend.
 
         The ranks of one host meet at its loopback address, and their gloo groups listen there alone.
         """
@@ -50,7 +50,7 @@ class TrainerRank:
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each weight under its Hugging Face name.
 
-        The first time every rank takes part in gathering them; from then on they are those of what the sender gathers.
+        The first call gathers them on every rank; later ones return those of the weights that the sender gathers.
         """
         from areal_like.rollout.sglang.checksum import checksum, numbers
 

@@ -1,4 +1,4 @@
-"""A checkpoint on its way to disk while training goes on, in torch's distributed form."""
+"""Writes checkpoints while training continues, in torch's distributed format."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 class Saving:
     """Output of `write` in the directory `path`, together with that of the other ranks, in a thread of its own.
 
-    `write` calls torch's `distributed.checkpoint.save`, with a process group that nobody else uses meanwhile, and a
-    state that nobody changes.
+    `write` calls torch's `distributed.checkpoint.save`, with a process group of its own, and a state that does not
+    change meanwhile.
     """
 
     def __init__(self, path: Path, write: Callable[[], object]) -> None:
@@ -38,5 +38,5 @@ class Saving:
             self._writing.result()
         except CheckpointException as error:
             cause = next(iter(error.failures.values()))[0]
-            free = disk_usage(self._path).free >> 20  # said as torch's words hide that a disk is full
+            free = disk_usage(self._path).free >> 20  # stated because torch's message hides that a disk is full
             raise OSError(f"{self._path} cannot be written; {free} MiB are free there: {cause}") from error

@@ -22,7 +22,7 @@ class Buckets:
         self._buckets: list[list[TensorSpec]] = []
         self._weights: Iterator[tuple[str, Tensor]] = iter(())
         self.ready: deque[Tensor] = deque()
-        self.sums: dict[str, Tensor] | None = None  # checksums of what is gathered, once somebody has asked for them
+        self.sums: dict[str, Tensor] | None = None  # checksums of the gathered weights, once requested
 
     def layout(self, bucket_mb: int) -> list[list[TensorSpec]]:
         """Return which tensors each bucket will hold: at most `bucket_mb` MiB of them, or one that is larger."""

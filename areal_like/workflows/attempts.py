@@ -1,6 +1,6 @@
 """Requests that a client sends again, and answers that no client has read.
 
-A request is a repetition where the client says so: it has the `Idempotency-Key` of an equal earlier one, or a count of
+A client marks a request as a repetition: it has the `Idempotency-Key` of an equal earlier one, or a count of
 retries (`X-Stainless-Retry-Count`, which the clients of OpenAI and Anthropic send). A repetition gets the answer of the
 attempt before, finished or not, unless that was aborted because nobody waited for it any more. Without either sign an
 equal request is a further sample, except that an answer which is known to be unread is given first.
@@ -16,7 +16,7 @@ from areal_like.workflows.progress import Progress
 
 
 class Answer(Protocol):
-    """Answer to a request; `delivered` is False where nobody has read it."""
+    """Answer to a request; `delivered` is False where no client has read it."""
 
     delivered: bool | None
 
@@ -33,7 +33,7 @@ ONCE = Sending()
 
 
 def sending(headers: Mapping[str, str]) -> Sending:
-    """Return what the headers of a request say about its repetition."""
+    """Return the marks of repetition in the headers of a request."""
     retries = headers.get("x-stainless-retry-count", "")
     return Sending(headers.get("idempotency-key", ""), int(retries) if retries.isdecimal() else 0)
 
@@ -70,7 +70,7 @@ class Attempt[Turn: Answer]:
 
     @property
     def is_unread(self) -> bool:
-        """Whether its answer is known to have reached nobody."""
+        """Whether its answer is known to have reached no client."""
         return _is_answered(self.task) and self.task.result().delivered is False
 
     @property
@@ -132,7 +132,7 @@ class Attempts[Turn: Answer]:
 
     @property
     def aborted(self) -> int:
-        """How many were broken off because nobody waited for them any more."""
+        """Number of requests that were aborted because no client waited for them."""
         return sum(attempt.task.cancelled() for attempt in self._all)
 
     def abort(self) -> None:
@@ -147,6 +147,6 @@ def _is_answered(task: asyncio.Task[Any]) -> bool:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take note of an exception, so that asyncio does not report one that nobody waited for."""
+    """Take note of an exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

@@ -37,7 +37,7 @@ class Clients:
         self._original = AsyncOpenAI(api_key="none", base_url=base_url or NOWHERE, http_client=http, max_retries=0)
 
     async def warm_up(self) -> None:
-        """Send one request, which nobody need answer: with its first a client finds out about its platform."""
+        """Send one request without an answer: with its first request a client detects its platform."""
         from openai import APIError
 
         try:

@@ -1,4 +1,4 @@
-"""Conversations that an agent continues from a summary of what was said, in place of the messages themselves."""
+"""Conversations that an agent continues from a summary, in place of the messages themselves."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ LEAST_LETTERS = 16  # of a summary; a shorter answer occurs in other texts by ch
 
 
 def find_summary(turns: Sequence[Turn], messages: Sequence[Message]) -> Turn | None:
-    """Return the latest turn whose answer is in the messages of a new conversation, and that none goes on from."""
+    """Return the latest turn whose answer is in the messages of a new conversation, and that no turn continues."""
     parents = {turn.parent for turn in turns}
     texts = [message["content"] for message in messages if isinstance(message.get("content"), str)]
     for turn in reversed(turns):

@@ -63,9 +63,9 @@ class EpisodeContext:
 
 @dataclass(frozen=True)
 class UserWorkflow:
-    """The workflow of a user's function; `per_group` says which of the two forms it has.
+    """The workflow of a user's function; `per_group` is its form.
 
-    With `trained` false, as in evaluation, requests may name any temperature, and are sampled as `sampling` says.
+    With `trained` false, as in evaluation, requests may name any temperature, and are sampled with `sampling`.
     """
 
     function: Portable
@@ -101,7 +101,7 @@ class _Group:
         self._workflow, self._scene, self._prompt, self._id = workflow, workflow.scene, prompt, group_id
         self._home = asyncio.get_running_loop()
         self._made: list[Generated] = []
-        self._orphaned = 0  # tokens of answers that nobody has read
+        self._orphaned = 0  # tokens of answers that no client has read
         self._shared: SharedTurns | None = None  # where episodes share their first turns
         # what depends on a seed alone must not depend on what the cache holds
         once = self._scene.prefill_once and workflow.seed is None

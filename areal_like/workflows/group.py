@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A `client` and the trajectories of what it was asked; turns that go on from each other are one trajectory."""
+    """A `client` and the trajectories of what it was asked; turns that continue each other are one trajectory."""
 
     client: "AsyncOpenAI"
     _ask_now: AskNow

@@ -25,7 +25,7 @@ def not_trained(response: Response) -> Response:
 
 
 def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
-    """Return the parts back to back, with at least one Response among them; the last one says why it ended."""
+    """Return the parts back to back, with at least one Response among them; the last one has the reason of the end."""
     wholes = [part if isinstance(part, Response) else as_response(part) for part in parts]
     last = next(part for part in reversed(parts) if isinstance(part, Response))
     return Trajectory(

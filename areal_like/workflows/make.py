@@ -34,7 +34,7 @@ MOST_PARSERS = 2  # servers that are asked to read a text
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
-    """Makes the workflows of one run, for training and for evaluation; `say` is told what users should know.
+    """Makes the workflows of one run, for training and for evaluation; `say` receives messages for the user.
 
     `vocab_size` is the model's, None where it is not known. `processes` play workflows of the user's; without them they
     are started with the first use as a context.

@@ -26,7 +26,7 @@ class McpError(Exception):
 
 @dataclass(frozen=True)
 class ToolResult:
-    """The answer of a tool, as text for the model. `is_error` is set if the call failed, which the text then says."""
+    """The answer of a tool, as text for the model. `is_error` is set if the call failed, with the reason as text."""
 
     text: str
     is_error: bool = False
@@ -82,7 +82,7 @@ class _Connection:
             if not self._started.done():
                 where = f"The MCP server {self._name} (episode.mcp_servers) does not start: {_reason(error)}"
                 self._started.set_exception(McpError(where))
-                self._started.exception()  # asyncio would report one that nobody waited for
+                self._started.exception()  # asyncio would report an exception that is never retrieved
             if isinstance(error, asyncio.CancelledError):
                 raise
 
@@ -130,7 +130,7 @@ class Tools:
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool; the arguments may be those of a model's call, as JSON.
 
-        A call that fails by what the model wrote, within the tool, or at its time limit has a result that says so.
+        A call that fails by what the model wrote, within the tool, or at its time limit has a result with the reason.
         Raises McpError if the server does not start, or has ended.
         """
         server, _, tool = name.partition(_BETWEEN)
@@ -208,7 +208,7 @@ def _as_function(server: str, tool: Any) -> dict[str, Any]:
 
 
 def _as_text(result: Any) -> ToolResult:
-    """Return a result's text; a model that reads text alone is told of other content by its type."""
+    """Return a result's text; for a model that reads only text, other content is named by its type."""
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
     return ToolResult("\n".join(parts), result.is_error)
 

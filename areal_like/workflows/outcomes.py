@@ -32,7 +32,7 @@ class Outcomes:
         self._sandboxes: Counter[str] = Counter()
 
     def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
-        """Count episodes that ended in the same way, None for well; the first failure of a kind is said."""
+        """Count episodes that ended in the same way, None for well; the first failure of a kind is reported."""
         self._last.extend([cause] * episodes)
         self._counts[cause or "done"] += episodes
         if cause is None:

@@ -18,7 +18,7 @@ class Prefills:
         self._begun: dict[bytes, asyncio.Task[None]] = {}
 
     async def cache(self, tokens: Sequence[int], sampling: Sampling, images: Images = ()) -> None:
-        """Return when these tokens are cached; they are sent once, for one token that nobody needs.
+        """Return when these tokens are cached; they are sent once, for one token that is not needed.
 
         At once where they are so few that to wait would cost more (LONG_PROMPT).
         """

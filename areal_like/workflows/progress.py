@@ -20,7 +20,7 @@ class Progress:
         return self._news
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add tokens; may be called from any thread, also when nobody reads them any more."""
+        """Add tokens; may be called from any thread, also after the last read."""
         with suppress(RuntimeError):  # the loop is closed: the endpoint has ended
             self._loop.call_soon_threadsafe(self._add, tokens)
 

@@ -79,7 +79,7 @@ class Responses:
     def _find_routes(self, claimed: Sequence[tuple[int, int, Response]], tokens: Ints) -> Routes | None:
         """Return the rows of a trajectory's tokens.
 
-        A later turn has those of its new tokens alone. Where it goes on from a turn that another trajectory is trained
+        A later turn has those of its new tokens alone. Where it continues a turn that another trajectory is trained
         on, the rows before are those of that turn and the ones before it.
         """
         rows = [response.routes for _, _, response in claimed if response.routes is not None]

@@ -8,7 +8,7 @@ import orjson
 from areal_like.workflows.turn import Turn
 
 MODEL = "policy"  # the name of the model for clients that do not choose one
-# The words of Anthropic, by which its clients tell errors of a stream apart; clients of OpenAI read status and code.
+# The terms of Anthropic, by which its clients tell errors of a stream apart; clients of OpenAI read status and code.
 _KINDS = {
     401: "authentication_error",
     404: "not_found_error",

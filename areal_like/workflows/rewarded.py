@@ -12,7 +12,7 @@ TURNS = "turns"  # key of a dict with a list of rewards of turns; their sum is r
 
 
 class EpisodeError(Exception):
-    """An episode failed: `cause` is a word that is counted, the message says more."""
+    """An episode failed: `cause` is a word that is counted, the message has the details."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)

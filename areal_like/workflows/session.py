@@ -237,12 +237,12 @@ class Session:
 
     @property
     def orphans(self) -> list[Turn]:
-        """The turns whose answers nobody has read, without those of another episode."""
+        """The turns whose answers no client has read, without those of another episode."""
         return [turn for turn in self.turns if turn.is_orphan and turn not in self._begun_with]
 
     @property
     def tokens_orphaned(self) -> int:
-        """How many tokens were generated for answers that nobody has read."""
+        """Number of tokens generated for answers that no client has read."""
         return self._discarded + sum(len(turn.response.tokens) for turn in self.orphans)
 
     @property
@@ -255,12 +255,12 @@ class Session:
         return Refused(message, "messages", code)
 
     def _place(self, request: Request) -> _Place:
-        """Find the turn that a request goes on from, and what is new."""
+        """Find the turn that a request continues, and what is new."""
         parent, why = self._parent(request)
         kind, follows = Continuity.BRANCH if self.turns else Continuity.FIRST, parent
         try:
             if parent is not None:
-                parent.delivered = True  # who goes on from an answer has read it
+                parent.delivered = True  # a client that continues an answer has read it
                 answered = len(parent.messages) - 1
                 try:
                     new, continuity = following(

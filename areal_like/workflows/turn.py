@@ -19,9 +19,9 @@ class Turn:
     """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens, `images` the
     images of those.
 
-    `messages` is the conversation with the answer; `why` says more about `continuity`. `follows` is the turn that a
-    conversation with other tokens goes on from, such as that of the summary it begins with. `delivered` is False where
-    the connection closed before the answer was sent, True where it was sent or the conversation goes on from it.
+    `messages` is the conversation with the answer; `why` explains `continuity`. `follows` is the turn that a
+    conversation with other tokens continues, such as that of the summary it begins with. `delivered` is False where
+    the connection closed before the answer was sent, True where it was sent or the conversation continues it.
     """
 
     parent: Turn | None
@@ -42,7 +42,7 @@ class Turn:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether nobody has read the answer; such a turn is not trained on."""
+        """Whether no client has read the answer; such a turn is not trained on."""
         return self.delivered is False
 
     @property
@@ -68,9 +68,9 @@ class Turn:
 def join_turns(
     turns: Sequence[Turn], prompt: Prompt, group_id: int, reward: Reward, numbers: dict[Turn, int] | None = None
 ) -> list[Trajectory]:
-    """Return a trajectory for each turn that none goes on from, all with the same reward.
+    """Return a trajectory for each turn that no other turn continues, all with the same reward.
 
-    Every generated token is trained on once: where several go on from the same turn, it counts as generated in the
+    Every generated token is trained on once: where several continue the same turn, it counts as generated in the
     first, and is part of the prompt of the others. Rewards of turns are in the order of `turns`. `numbers` has the
     turns that other episodes of the group are trained on, and gets these; a trajectory with nothing of its own is left
     out.

@@ -1,4 +1,4 @@
-"""Everything a run can be told, as one typed tree; imports neither torch nor the engine.
+"""The configuration of a run as one typed tree; imports neither torch nor the engine.
 
 Names follow AReaL's published configuration where one exists. Every field states its unit; a rule that spans
 several fields lives in `preflight/`, so that all of its findings come together.

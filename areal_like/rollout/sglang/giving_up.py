@@ -1,8 +1,8 @@
-"""Collective weight updates that are given up, because one of those who take part is lost.
+"""Collective weight updates that are aborted because a participant is lost.
 
-Gloo ends no call before its time limit, and a host that is dead or cut off closes no connection. Those who wait
-therefore look again and again whether the controller has given the process group up. The group itself stays until its
-call ends, in a thread: to destroy it earlier would wait for that call.
+Gloo ends no call before its time limit, and a host that is dead or cut off closes no connection. Waiting processes
+therefore poll whether the controller has given up the process group. The group itself stays until its call ends, in a
+thread: to destroy it earlier would wait for that call.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def image_positions(length: int, starts: Sequence[int], shapes: Sequence[tuple[i
 
 
 def add_positions(request: Any) -> None:
-    """Give a request that goes on after a retraction the positions of its own tokens, which SGLang leaves out."""
+    """Give a request that continues after a retraction the positions of its own tokens, which SGLang leaves out."""
     import torch
 
     images = getattr(request, "multimodal_inputs", None)

@@ -1,8 +1,8 @@
 """Keeps the KV cache of a paused server's requests in host memory while others use the GPU's.
 
 SGLang 0.5.17 releases the memory of an idle server alone. Under a pause `in_place` requests hold slots of the cache:
-who holds which stays as it is, and the slots' contents are copied out and in again. Under a pause `retract`, and where
-nothing runs, nobody holds any, so the cache is emptied.
+the assignment stays as it is, and the slots' contents are copied out and in again. Under a pause `retract`, and where
+nothing runs, no request holds any, so the cache is emptied.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROWS = 8192  # slots that are copied at once; torch keeps the pinned memory of t
 def keep(scheduler: Any) -> Callable[[], None] | None:
     """Copy all slots that requests hold, and which these are; returns what brings them back.
 
-    None where nobody holds any; the cache is empty then. Raises NotImplementedError for a cache of another form than
-    that of plain or latent attention.
+    None where no request holds any; the cache is empty then. Raises NotImplementedError for a cache of another form
+    than that of plain or latent attention.
     """
-    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []  # who waits holds no slot
+    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []  # waiting requests hold no slot
     try:
         if scheduler.flush_cache():
             return None

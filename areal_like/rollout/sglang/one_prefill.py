@@ -44,7 +44,7 @@ def followers(waiting: Sequence[Any], in_cache: Callable[[Any], bool]) -> list[A
     seen: set[tuple[Any, ...]] = set()
     later: dict[tuple[Any, ...], list[Any]] = {}
     for request in waiting:
-        if not request.output_ids:  # one that was retracted goes on from its own tokens
+        if not request.output_ids:  # a retracted request continues from its own tokens
             prompt = (request.extra_key, *request.origin_input_ids)
             if prompt in seen:
                 later.setdefault(prompt, []).append(request)

@@ -25,7 +25,7 @@ MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait 
 TOKENS_OF_SCORER_ON_CPU = 2**16
 MOST_CAPTURED = 512  # sequences in a CUDA graph; of more, the work on the GPU hides how slowly a host launches it
 PARTS, PART = (8, 32), 256  # fewest and most parts of a sequence that triton attends to side by side, and their tokens
-EVALUATED = 256  # sequences that a server is taken to have at once when everything held out is generated
+EVALUATED = 256  # sequences that a server is taken to have at once when all evaluation prompts are generated
 
 # Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
 # work with weights that change under it.

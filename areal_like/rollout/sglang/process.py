@@ -73,7 +73,7 @@ class SGLangServer:
     async def _serve(self, port: int) -> str:
         spec = self._spec
         command = [sys.executable, "-m", LAUNCHER, *spec.arguments, "--host", self._host, "--port", str(port)]
-        interface = local_interface(self._host)  # where other hosts reach this one, unless the user has said so
+        interface = local_interface(self._host)  # where other hosts reach this one, unless the user has set it
         sockets = {
             GLOO_VARIABLE: local_interface(LOOPBACK),  # of SGLang's own groups: a server is on one host
             WEIGHTS_INTERFACE_VARIABLE: os.environ.get(GLOO_VARIABLE, interface),

@@ -26,7 +26,7 @@ RECEIVE, LOAD, OPEN_EXPORTED = (
     "/update_weights_from_disk",
     "/update_weights_from_ipc",
 )
-SERVER_SHARE = 0.9  # of the time of a download; then the server itself says what failed
+SERVER_SHARE = 0.9  # of the time of a download; then the server itself reports what failed
 
 type Body = dict[str, Any]
 

@@ -1,6 +1,6 @@
 """Which weights made each token: what SGLang 0.5.17 lacks so that weights can change under running requests.
 
-SGLang can pause between two passes (`/pause_generation`), take new weights and go on with the same requests. Added:
+SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights, nor,
   where a restarted trainer sends a version once more, of the weights that had its number before; embeddings of images
@@ -55,7 +55,7 @@ def labelling_scheduler() -> type:
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
             # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
-            # schedule), and what is called below is not called where a CUDA graph is replayed: neither could say it.
+            # schedule), and what is called below is not called where a CUDA graph is replayed: neither could report it.
             result = super().run_batch(batch, *arguments, **options)
             if (output := getattr(result, "logits_output", None)) is not None:
                 output.customized_info = {LABELS: [self.version] * len(batch.reqs)}

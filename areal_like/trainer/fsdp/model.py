@@ -98,7 +98,7 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
             files |= dict.fromkeys(tensors.keys(), file)
     parameters = {name for name, _ in model.named_parameters()}
     for name, kept in kept_tensors(model):
-        if name in parameters and not isinstance(kept, DTensor):  # a forward pass that nobody resharded after
+        if name in parameters and not isinstance(kept, DTensor):  # a forward pass without a later resharding
             raise TypeError(f"{name} is gathered, and would not be replaced on all ranks")
         whole = torch.empty(kept.shape, dtype=kept.dtype)
         for stored, part in in_checkpoint(model, name, whole).items():

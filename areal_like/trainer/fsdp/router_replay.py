@@ -1,7 +1,7 @@
 """Replay of the experts that the servers chose (R3, arXiv 2510.11370) in transformers' models.
 
 A hook behind each router replaces the experts that it chose, and weights the others by the router's own scores, so that
-the router has its gradient. A layer that gradient checkpointing computes again in the backward pass is told the same
+the router has its gradient. A layer that gradient checkpointing computes again in the backward pass replays the same
 experts: the backward pass of a micro-batch ends before the next one is told.
 """
 
@@ -34,7 +34,7 @@ class RouterReplay:
             )
 
     def tell(self, routes: Tensor | None) -> None:
-        """Tell the routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
+        """Give the routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
         self._told = None
         if routes is not None:
             self._told = routes.long().masked_fill_(routes == torch.iinfo(routes.dtype).max, -1)

@@ -40,9 +40,9 @@ def save_checkpoint(
 ) -> Saving:
     """Begin a checkpoint in the directory `path`, which must be empty or new; every rank calls it.
 
-    When it returns, this rank's share is in `copies`, and training may go on. The ranks meet in `group`, of gloo, while
-    they write. It is what `dist_checkpointing.save` writes (megatron-core 0.19.2), which plans and completes it where
-    training waits.
+    When it returns, this rank's share is in `copies`, and training may continue. The ranks meet in `group`, of gloo,
+    while they write. It is what `dist_checkpointing.save` writes (megatron-core 0.19.2), which plans and completes it
+    where training waits.
     """
     state = sharded_state(models, optimizer, is_loading=False)
     if scheduler is not None:

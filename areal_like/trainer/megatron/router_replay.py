@@ -33,7 +33,7 @@ class _Replay:
         self._recomputed: deque[Tensor | None] = deque()
 
     def tell(self, experts: Tensor | None, *, trains: bool) -> None:
-        """Set the experts of the micro-batch whose forward pass is next; `trains` says that a backward pass follows."""
+        """Set the experts of the micro-batch whose forward pass is next; `trains`: a backward pass follows."""
         self._told, self._trains = experts, trains
 
     def forget(self) -> int:
@@ -67,7 +67,7 @@ class _Replay:
 
 
 class RouterReplay:
-    """The stand-ins of all routers of a rank's models; raises ValueError for routers that ask nobody."""
+    """The stand-ins of all routers of a rank's models; raises ValueError for routers that cannot replay."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
         self._of_models = {id(model): [_stand_in(router) for router in _routers(model)] for model in models}
@@ -86,7 +86,7 @@ class RouterReplay:
             )
 
     def tell(self, model: torch.nn.Module, routes: Tensor | None, *, trains: bool) -> None:
-        """Tell a model's routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
+        """Give a model's routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
         replays = self._of_models[id(model)]
         if routes is None or not replays:
             for replay in replays:
@@ -102,7 +102,7 @@ class RouterReplay:
             replay.tell(of_layer, trains=trains)
 
     def forget(self) -> int:
-        """Drop what the routers were told; return how much of it was kept for a recomputation that did not come."""
+        """Drop the routers' routes; return how many were kept for a recomputation that did not happen."""
         return sum(replay.forget() for replays in self._of_models.values() for replay in replays)
 
 

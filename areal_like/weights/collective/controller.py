@@ -21,9 +21,9 @@ class CollectiveSync:
     """`weight_update.mode: collective`, over nccl between GPUs and over gloo otherwise.
 
     The trainer prepares buckets (gathers them from its ranks) and then sends them, as two calls, so that a trainer that
-    does not get its weights together is never taken for a server that does not receive. The first buckets are prepared
-    while the servers generate, each further one while they load the one before. Servers are asked once, for all of
-    them: they answer late while they have many responses to tell, and requests would wait for each answer.
+    does not get its weights together is never mistaken for a server that does not receive. The first buckets are
+    prepared while the servers generate, each further one while they load the one before. Servers are asked once, for
+    all of them: they answer late while they have many responses to tell, and requests would wait for each answer.
     """
 
     trainer: Trainer
@@ -60,10 +60,10 @@ class CollectiveSync:
         self._joined = servers
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Broadcast bucket after bucket; one request tells a server of them all."""
+        """Broadcast bucket after bucket; one request announces all of them to a server."""
         if self.spec.backend == "gloo":
             await with_those_left(self.pool, deadline, lambda: self._send(version, deadline))
-        else:  # who waits for a server that died in a call of nccl cannot be asked anything
+        else:  # a process that waits in a call of nccl for a dead server cannot answer
             await with_those_left(self.pool, deadline, lambda: self._connect_anew(deadline))
             await self._send(version, deadline)
 
@@ -122,7 +122,7 @@ class CollectiveSync:
             await self.trainer.transfer("close", timeout_s=limit.left)
 
         async def destroy(server: Server, group: str) -> None:
-            with suppress(ServerError):  # not every one has the group; who cannot leave it is told when it joins
+            with suppress(ServerError):  # not every server has the group; one that cannot leave it fails when it joins
                 await server.leave_group(group, limit.left)
 
         await asyncio.gather(*(destroy(server, server.group) for server in self.pool.servers if server.group))
@@ -132,8 +132,8 @@ class CollectiveSync:
 async def _together(*ends: Awaitable[None]) -> None:
     """Wait for all ends of a collective, the trainer's first.
 
-    When one end fails the others do too, and not always later. A trainer rank that died is told first, then what a
-    server says; that a server died is told by its watcher, which cancels this meanwhile.
+    When one end fails the others do too, and not always later. The death of a trainer rank is raised first, then the
+    error of a server; the death of a server is raised by its watcher, which cancels this meanwhile.
     """
     tasks = [asyncio.ensure_future(end) for end in ends]
     try:
@@ -143,7 +143,7 @@ async def _together(*ends: Awaitable[None]) -> None:
         failures = _failures(tasks)
         refusals = [error for error in failures if isinstance(error, ServerError)]
         servers = [name for error in refusals for name in error.servers]
-        for refusal in refusals:  # which of them made the others fail, nobody knows
+        for refusal in refusals:  # which of them made the others fail is unknown
             refusal.servers = servers
         deaths = [error for error in failures if isinstance(error, WorkerError) and not error.remote_traceback]
         for error in deaths or failures[::-1]:

@@ -20,7 +20,7 @@ FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died
 class CollectiveSender(Buckets):
     """Rank 0 of the process group through which servers receive buckets (`Server.receive`).
 
-    The trainer's other ranks take part in gathering.
+    The trainer's other ranks gather with it.
     """
 
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
@@ -68,7 +68,7 @@ class CollectiveSender(Buckets):
                 )
         except RuntimeError as error:
             failure = str(error)
-        if failure:  # here no frame holds the store any more: those who came and wait for others are let go
+        if failure:  # here no frame holds the store any more: the ranks that joined and wait for others are released
             self._store = None
             raise RuntimeError(f"not every server joined the group for weights within {limit}: {failure}")
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
@@ -76,7 +76,7 @@ class CollectiveSender(Buckets):
         self._group = group
 
     def send(self) -> None:
-        """Broadcast the buckets that are prepared, and let go of them; over gloo until the controller cancels it.
+        """Broadcast the prepared buckets and release them; over gloo until the controller cancels it.
 
         Raises GivenUp then.
         """

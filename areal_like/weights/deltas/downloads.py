@@ -18,8 +18,8 @@ LATE_S = 24 * 3600.0  # that a server which has joined may download; a new full 
 class ServerDownloads:
     """Has servers download a chain of files before they pause.
 
-    Servers that have joined since the last update download beside it, and take part in the first update that finds
-    them done. A server that cannot download leaves the pool, if others can: the supervisor restarts it.
+    Servers that have joined since the last update download beside it, and join at the first update that finds them
+    done. A server that cannot download leaves the pool, if others can: the supervisor restarts it.
     """
 
     pool: ServerPool

@@ -27,7 +27,7 @@ class DeltaSender:
         self._engine, self._rank = engine, rank
         self._held: dict[str, Tensor] = {}
         self._last: str | None = None  # name of the version that is held
-        self.sums: dict[str, Tensor] | None = None  # checksums of what is gathered, once somebody has asked for them
+        self.sums: dict[str, Tensor] | None = None  # checksums of the gathered weights, once requested
 
     def write(self, path: Path, after: str | None, is_full: bool) -> Written | None:
         """Write the weights as a delta to the version `after`, if that is held, and as a full copy if asked or if not.

@@ -13,7 +13,7 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, with_those_left
 
-NO_SPACE = os.strerror(errno.ENOSPC)  # Python and safetensors say it alike
+NO_SPACE = os.strerror(errno.ENOSPC)  # Python and safetensors use the same words
 
 
 @dataclass(eq=False)

@@ -56,7 +56,7 @@ class IpcSync:
         return {EXPORT_LAYOUT: json.dumps(layout(self._buckets[number])), **dict(filter(None, handles))}
 
     def _exporters(self, servers: Sequence[Server]) -> Collection[int] | None:
-        """Return the trainer's ranks beside a present server; memory that nobody opens would never be released."""
+        """Return the trainer's ranks beside a present server; memory that no process opens would never be released."""
         by_server = self.spec.exporters
         if not by_server:
             return None

@@ -108,7 +108,7 @@ class BubblewrapBox:
             raise
 
     async def end(self) -> str:
-        """Kill it; return what bubblewrap has said."""
+        """Kill it; return the output of bubblewrap."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)  # process 1 dies with it, and the others with process 1
         _, said = await self._process.communicate()
@@ -170,7 +170,7 @@ def _user(is_root: bool) -> list[str]:
 
 
 def _system(settings: SandboxConfig) -> Iterator[str]:
-    """Yield what shows programs and libraries of the host, and this process's Python; nobody's data is among them."""
+    """Yield what shows programs and libraries of the host, and this process's Python; no user's data is among them."""
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
             yield from ("--symlink", os.readlink(path), str(path))

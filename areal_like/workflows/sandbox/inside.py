@@ -39,7 +39,7 @@ _CALLS: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
 
 
 def main() -> None:
-    """Serve requests until nobody has any more."""
+    """Serve requests until the input ends."""
     limits = json.loads(sys.argv[1])
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # commands may have the same user id
     _reply({"ready": _filter_program() is not None, "machine": platform.machine()})
@@ -112,7 +112,7 @@ class _Command:
                 self._take(end)
             elif end == self._given:
                 self._feed()
-            elif end == 0:  # nobody waits for the outcome any more
+            elif end == 0:  # no caller waits for the outcome any more
                 os._exit(0)
 
     def _take(self, end: int) -> None:

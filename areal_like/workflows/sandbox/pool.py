@@ -13,7 +13,7 @@ MOST_AT_ONCE = 4  # sandboxes that start
 
 @dataclass(frozen=True)
 class Started:
-    """A sandbox, how long its start has taken, and for how long somebody has waited for it, in seconds."""
+    """A sandbox, how long its start has taken, and how long an episode has waited for it, in seconds."""
 
     box: Box
     start_s: float
@@ -44,7 +44,7 @@ class Pool:
         return replace(started, wait_s=time.monotonic() - began)
 
     async def close(self) -> None:
-        """End those that nobody has taken."""
+        """End the sandboxes that no episode has taken."""
         starting, self._ready = list(self._ready), deque()
         for task in starting:
             task.cancel()

@@ -19,7 +19,7 @@ def placeholder_transformer_engine() -> Iterator[None]:
     """Have `import transformer_engine` yield placeholders in the body, unless the library is installed.
 
     Their classes can be named, subclassed and annotated with, but not instantiated. Import megatron.core first: it
-    asks whether the library is there, and must be told the truth.
+    asks whether the library is there, and needs the true answer.
     """
     if importlib.util.find_spec(_NAME) is not None:
         yield

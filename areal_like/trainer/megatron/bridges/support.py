@@ -40,7 +40,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "attention_bias": _NONE_OF_IT,
     "mlp_bias": _NONE_OF_IT,
     "use_sliding_window": (*_NONE_OF_IT, True),
-    "qwen3_moe.use_sliding_window": _NONE_OF_IT,  # its attention slides in every layer, its config says otherwise
+    "qwen3_moe.use_sliding_window": _NONE_OF_IT,  # its attention slides in every layer, its config has another value
     "qwen2_moe.use_sliding_window": _NONE_OF_IT,
     "clip_qkv": (None,),
     "mlp_only_layers": _NONE_OF_IT,

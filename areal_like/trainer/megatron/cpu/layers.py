@@ -28,7 +28,7 @@ from areal_like.trainer.megatron.plain_attention import PlainAttention
 
 
 class TENorm(torch.nn.Module):
-    """RMSNorm or LayerNorm, as the config says."""
+    """RMSNorm or LayerNorm, as the config requires."""
 
     def __init__(
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, has_residual: bool = False
@@ -214,7 +214,7 @@ class TERowParallelGroupedLinear(_GroupedLinear):
 
 
 class TESpecProvider(BackendSpecProvider):
-    """Mapping of modules, as `megatron.core.extensions.transformer_engine_spec_provider` says on a GPU."""
+    """Mapping of modules, the counterpart of `megatron.core.extensions.transformer_engine_spec_provider` on a GPU."""
 
     def linear(self) -> type:
         """Build a projection of latent attention."""
