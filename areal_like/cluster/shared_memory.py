@@ -1,4 +1,4 @@
-"""Which files of /dev/shm a run made: a killed process leaves them, and their content does not name the run."""
+"""Finds the files of /dev/shm that a run made: a killed process leaves them, and they do not name the run."""
 
 import os
 from collections.abc import Callable, Iterable

@@ -150,6 +150,6 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         fields = " + ".join(f"{role}.backend" for role in named)
         key = "allocation_mode" if config.allocation_mode else fields
         counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
-        message = f"the layout needs {asked} GPUs{counted}; this host has {present}"
+        message = f"the layout needs {asked} GPU{'s' * (asked > 1)}{counted}; this host has {present}"
         help = f"use a smaller layout{lower}" if present else "write device=cpu"
         yield finding("RUN-MACHINE-GPUS", key, message, help)

@@ -1,4 +1,4 @@
-"""Options of SGLang that the configuration sets, against the layout, the model and the device."""
+"""Checks options of SGLang that the configuration sets, against the layout, the model and the device."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Overrides of Megatron's TransformerConfig, tried on it: what they go with is known there alone."""
+"""Tries overrides on Megatron's TransformerConfig, which alone knows the valid combinations."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The functions that judge, tried on one row before anything starts: in a process of their own, under time limits."""
+"""Tries reward functions on one row before the start, in a process of their own and under time limits."""
 
 import functools
 from collections.abc import Iterator, Sequence

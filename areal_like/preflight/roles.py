@@ -1,4 +1,4 @@
-"""Each role on trainer ranks against its model, its bridge and its training backend."""
+"""Checks each role on trainer ranks against its model, its bridge and its training backend."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""Adapters alone on the servers (`weight_update.adapters`): what else the run has to be."""
+"""Checks the requirements of adapters alone on the servers (`weight_update.adapters`)."""
 
 from collections.abc import Iterator
 

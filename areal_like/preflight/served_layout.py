@@ -1,4 +1,4 @@
-"""The layout of a model that only scores, on servers of the run, against that model."""
+"""Checks the layout of a scoring model on servers of the run against that model."""
 
 from collections.abc import Iterator
 from dataclasses import replace

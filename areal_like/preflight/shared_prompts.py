@@ -1,4 +1,4 @@
-"""`mb_spec.share_prompts`: where the numbers would be other ones."""
+"""Checks `mb_spec.share_prompts`: models and settings for which the results would differ."""
 
 from collections.abc import Iterable, Iterator
 

@@ -1,4 +1,4 @@
-"""Trainer and servers on the same GPUs: whether they may take turns, and whether weights may go over the device."""
+"""Trainer and servers on the same GPUs: whether they may be time-shared, and whether weights may go over the device."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Whether a model trains, with which backend and bridge, and where SGLang serves it: `areal-like check --model`."""
+"""Checks whether a model trains, with which backend and bridge, and where SGLang serves it (`check --model`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

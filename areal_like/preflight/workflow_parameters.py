@@ -1,4 +1,4 @@
-"""Which workflows of a run ask for what the engine can give them by a parameter's name, such as `sandbox`."""
+"""Finds workflows with a parameter that the engine provides by name, such as `sandbox`."""
 
 import inspect
 from collections.abc import Iterator

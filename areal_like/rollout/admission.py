@@ -1,4 +1,4 @@
-"""Which groups may start, and which are trained next, so that no trajectory is ever staler than η.
+"""Admission: which groups may start, and which are trained next, so that staleness never exceeds η.
 
 A group that starts while the servers hold version v may hold tokens of version v, so it has the deadline v + η: the
 last version at which it may be trained. Each training step takes `batch_size` finished groups. The invariant, with n

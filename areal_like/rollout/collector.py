@@ -1,4 +1,4 @@
-"""Keeps groups generating while the trainer trains, and hands out batches that are fresh enough."""
+"""Keeps groups generating while the trainer trains, and returns batches within the staleness bound."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Where the tokens are that servers have generated: each is in one place."""
+"""The ledger of generated tokens: each token is in one place."""
 
 from collections.abc import Mapping
 

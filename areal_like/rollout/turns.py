@@ -1,4 +1,4 @@
-"""Work in small pieces between which the event loop turns, so that thousands of them never block it for long."""
+"""Splits work into small pieces between turns of the event loop, so that thousands of them never block it for long."""
 
 import asyncio
 from collections import deque

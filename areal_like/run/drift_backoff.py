@@ -1,4 +1,4 @@
-"""Which servers score the probe of the drift alarm in a step: a server that was too slow pauses, longer each time."""
+"""Selects the servers that score the drift alarm's probe: a server that was too slow pauses, longer each time."""
 
 from collections import Counter
 from collections.abc import Iterable

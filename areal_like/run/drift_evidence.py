@@ -1,4 +1,4 @@
-"""Passes that are computed for a drift alarm's last message alone, and narrow down its cause."""
+"""Extra passes that narrow down the cause for a drift alarm's last message."""
 
 from collections.abc import Awaitable, Callable
 

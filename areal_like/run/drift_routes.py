@@ -1,4 +1,4 @@
-"""Experts that were chosen otherwise for the same tokens."""
+"""Differences between the experts chosen for the same tokens."""
 
 import numpy as np
 from numpy.typing import NDArray

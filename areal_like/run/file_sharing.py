@@ -1,4 +1,4 @@
-"""Which hosts of a run have to share `cluster.fileroot`, and which models they receive instead."""
+"""Finds the hosts of a run that have to share `cluster.fileroot`, and the models that others receive instead."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Nodes that a trainer has lost: which they are, and how long to wait until its devices are in the cluster again."""
+"""Nodes that a trainer has lost: finds them, and waits until its devices are in the cluster again."""
 
 from __future__ import annotations
 

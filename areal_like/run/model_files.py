@@ -1,4 +1,4 @@
-"""A run's model in Hugging Face form: found, made, or downloaded.
+"""Finds, creates or downloads a run's model in Hugging Face form.
 
 The hub's client is a process of its own, `python -m areal_like.run.model_files OWNER/NAME`: it downloads in threads,
 which would have to end before Ctrl-C ends the run if they were of this process.

@@ -1,4 +1,4 @@
-"""Starts the processes of a job where its plan wants them: trainer ranks, servers, and the way of weights between."""
+"""Starts the processes of a job where its plan places them: trainer ranks, servers, and the weight transport."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Trains on servers that are ready, with a trainer that may be another one after each restart."""
+"""Trains on ready servers, with a trainer that is replaced at each restart."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ class NonFiniteError(ArithmeticError):
 
 
 class RoleError(ValueError):
-    """The engine's role does not have what was asked for, such as the values of an actor."""
+    """The engine's role does not support the call, such as the values of an actor."""
 
 
 class TrainEngine(Protocol):
-    """One rank of a model that is trained, or that is only asked: of an actor, a reference or a critic.
+    """One rank of an actor, a critic or a reference.
 
     Every rank calls every method, in the same order and with the same arguments, and finds its own share of a batch.
     """
@@ -71,7 +71,7 @@ class TrainEngine(Protocol):
         """
 
     def warm_up(self, batch: Batch) -> None:
-        """Do what comes before a training step, and the step but for its update, so that its kernels are compiled.
+        """Run the passes of a training step without its update, so that its kernels are compiled.
 
         `batch` needs a `loss_mask` alone. Nothing is changed: steps that follow give the same to the last bit.
         """
@@ -123,7 +123,7 @@ class TrainEngine(Protocol):
         """Move parts back to the device, but for those that rest in host memory between calls (`spec.resting`)."""
 
     def shutdown(self) -> None:
-        """Leave the other ranks; the engine is of no use from then on."""
+        """Leave the other ranks; the engine cannot be used afterwards."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class EngineSpec:
 
     @property
     def resting(self) -> tuple[Part, ...]:
-        """The parts that are in host memory while nothing that needs them is asked of the engine."""
+        """The parts that stay in host memory between calls that need them."""
         megatron, by_part = self.config.megatron, self.backend == "megatron"
         keys = (megatron.param_offload, megatron.grad_offload, megatron.optimizer_offload)
         chosen = (part for part, key in zip(PARTS, keys, strict=True) if self.config.offload or (key and by_part))

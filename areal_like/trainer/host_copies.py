@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory that is kept for the next ones: memory that is new costs more than the copy."""
+"""Copies of tensors in host memory that is reused: new memory costs more than the copy."""
 
 from collections.abc import Hashable, Mapping
 

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of words, from logits whose vocabulary is split over tensor-parallel ranks.
+"""Log-probabilities and entropies of tokens, from logits whose vocabulary is split over tensor-parallel ranks.
 
 A slice of rows is looked at at a time, and again in backward, where the gradient takes the logits' place, so that
 beside the logits no tensor of their size exists. With the output layer's weight instead of logits, no more logits exist
@@ -17,7 +17,7 @@ from torch import Tensor
 # times that. A call costs a host as much as some hundred rows a GPU.
 _IS_FUSED = torch.cuda.is_available()
 _SLICE_ELEMENTS = 1 << 28 if _IS_FUSED else 1 << 26  # 0.5 GiB of bfloat16; 256 MiB of float32 per temporary
-_NEVER = -1e30  # logit of a word that has probability 0
+_NEVER = -1e30  # logit of an id that has probability 0
 _fused = partial(torch.compile, dynamic=True) if _IS_FUSED else lambda function: function
 
 type Temperature = float | Tensor  # one for all rows, or `[rows]`
@@ -41,8 +41,8 @@ def log_probs_and_entropy(
     `vocab_size` on are padding and have probability 0. The result is the same on every rank of `group`; None: this rank
     has the whole vocabulary. The backward pass overwrites `logits`, which nothing else may read by then.
 
-    `support` `[rows, width]` are the words that each label was sampled from, its own among them, filled up with -1: all
-    other words have probability 0. A row of -1 alone was sampled from the whole vocabulary.
+    `support` `[rows, width]` are the ids that each label was sampled from, its own among them, padded with -1: all
+    other ids have probability 0. A row of -1 alone was sampled from the whole vocabulary.
     """
     made = _OfLogits.apply(logits, labels, support, choices, 1.0 / temperature, vocab_size, group)
     return made if choices is not None else made[:2]
@@ -168,9 +168,9 @@ def _split(
     vocab_size: int,
     group: dist.ProcessGroup | None,
 ) -> tuple[int, Tensor, int, Tensor | None]:
-    """Return rows of a slice; labels and choices among this rank's words, `[rows, 1 + k]`; the number of columns.
+    """Return rows of a slice; labels and choices among this rank's ids, `[rows, 1 + k]`; the number of columns.
 
-    Words of other ranks are -1. Last the local words of the support: -1 is filling, and -2 a word of another rank.
+    Ids of other ranks are -1. Last the local ids of the support: -1 is padding, and -2 an id of another rank.
     Raises ValueError for choices beside a support.
     """
     if choices is not None and support is not None:
@@ -200,7 +200,7 @@ def _measure(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log p of labels and choices, `[rows, 1 + k]`; entropy and the log of the softmax's denominator, `[rows]`.
 
-    `rows` are local words, supports and scales of the slices.
+    `rows` are local ids, supports and scales of the slices.
     """
     parts = []
     for logits, (words, support, scale) in zip(slices, rows, strict=True):
@@ -222,7 +222,7 @@ def _measure(
 def _all_sums(
     logits: Tensor, support: Tensor | None, scale: float | Tensor, valid: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `_local_sums` over the support of each row, over all words of a row without one."""
+    """Return `_local_sums` over the support of each row, over all ids of a row without one."""
     of_all = _fused_local_sums(_static(logits), _column(scale), valid)
     if support is None:
         return of_all
@@ -246,7 +246,7 @@ def _to_gradients(
     *,
     valid: int,
 ) -> None:
-    """Do what `_to_gradient` does, also for choices; the gradient of words outside the support is 0."""
+    """Do what `_to_gradient` does, also for choices; the gradient of ids outside the support is 0."""
     local, choices, of_choices = words[:, 0], words[:, 1:], grad_choices.sum(1)
     of_rows = (log_total, entropy, grad_log_prob + of_choices, grad_entropy)
     if support is None:

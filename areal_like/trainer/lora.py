@@ -1,4 +1,4 @@
-"""Low-rank adapters, whatever the backend: how they begin, how they join a weight, and their files as PEFT writes them.
+"""Low-rank adapters of both backends: initial values, merging into a weight, and files in PEFT's format.
 
 An adapter of a linear layer W is A `[rank, in]` and B `[out, rank]`: W x becomes W x + alpha / rank * B A x (Hu et al.,
 arXiv 2106.09685). W gets no gradient and no optimizer state.

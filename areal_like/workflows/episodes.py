@@ -70,7 +70,7 @@ class UserWorkflow:
 
     function: Portable
     per_group: bool
-    scene: EpisodeContext
+    context: EpisodeContext
     sampling: Sampling
     n_samples: int
     seed: int | None = None
@@ -98,14 +98,14 @@ class _Group:
     """
 
     def __init__(self, workflow: UserWorkflow, prompt: Prompt, group_id: int) -> None:
-        self._workflow, self._scene, self._prompt, self._id = workflow, workflow.scene, prompt, group_id
+        self._workflow, self._context, self._prompt, self._id = workflow, workflow.context, prompt, group_id
         self._home = asyncio.get_running_loop()
         self._made: list[Generated] = []
         self._orphaned = 0  # tokens of answers that no client has read
         self._shared: SharedTurns | None = None  # where episodes share their first turns
         # what depends on a seed alone must not depend on what the cache holds
-        once = self._scene.prefill_once and workflow.seed is None
-        self._prefills = Prefills(self._scene.pool, group_id) if once else None
+        once = self._context.prefill_once and workflow.seed is None
+        self._prefills = Prefills(self._context.pool, group_id) if once else None
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
@@ -113,14 +113,14 @@ class _Group:
         try:
             yield
         except asyncio.CancelledError:
-            self._scene.pool.cancel([each.response for each in self._made])
+            self._context.pool.cancel([each.response for each in self._made])
             raise
 
     def count_unused(self, trajectories: Sequence[Trajectory]) -> None:
         """Count what was generated for the group and is in none of its trajectories."""
         unused = sum(len(each.response.tokens) for each in self._made) - self._orphaned - generated_in(trajectories)
-        self._scene.pool.set_aside("orphaned", self._orphaned)
-        self._scene.pool.set_aside("unused", unused)
+        self._context.pool.set_aside("orphaned", self._orphaned)
+        self._context.pool.set_aside("unused", unused)
 
     async def play_episode(self, number: int) -> list[Trajectory]:
         """Play episode `number` and return its trajectories."""
@@ -158,7 +158,7 @@ class _Group:
 
     async def _play_episode(self, number: int, begins_with: Shared = ()) -> tuple[Sequence[Session], Reward]:
         """Return the sessions and the reward of an episode, which begins with turns of another one."""
-        scene, sessions, reward = self._scene, list[Session](), Reward(None)
+        context, sessions, reward = self._context, list[Session](), Reward(None)
         with ExitStack() as keys:
 
             def begin() -> Attempt:
@@ -168,8 +168,8 @@ class _Group:
                 if self._shared is not None:
                     sessions[0].shared = max(begins_with, self._shared.given_by(number), key=len)
                     self._shared.watch(number, sessions[0])
-                key = keys.enter_context(scene.sessions.open(sessions[0]))
-                row, served = dict(self._prompt.row), (scene.base_url, scene.sandbox, scene.mcp_servers)
+                key = keys.enter_context(context.sessions.open(sessions[0]))
+                row, served = dict(self._prompt.row), (context.base_url, context.sandbox, context.mcp_servers)
                 return Attempt(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
 
             try:
@@ -177,25 +177,25 @@ class _Group:
                 if not sessions[0].read:
                     raise EpisodeError("nothing generated", "it returned a reward without receiving a completion")
                 _check_turns(reward, len(sessions[0].read))
-                scene.outcomes.add(None)
+                context.outcomes.add(None)
             except EpisodeError as error:
                 reward = await self._grade(error, sessions)
         return sessions, reward
 
     async def _grade(self, error: EpisodeError, sessions: Sequence[Session]) -> Reward:
         """Return the reward of an episode that failed: of its last answer if it met a limit, else a missing one."""
-        scene, read = self._scene, [turn for session in sessions for turn in session.read]
-        if not (scene.grades and read and error.cause in LIMITS):
-            scene.outcomes.add(error.cause, str(error))
+        context, read = self._context, [turn for session in sessions for turn in session.read]
+        if not (context.grades and read and error.cause in LIMITS):
+            context.outcomes.add(error.cause, str(error))
             return Reward(None)
-        (reward,) = await scene.score(self._prompt, [read[-1].response.tokens])
-        scene.outcomes.add_graded(error.cause)
+        (reward,) = await context.score(self._prompt, [read[-1].response.tokens])
+        context.outcomes.add_graded(error.cause)
         return reward
 
     async def play(self) -> list[Trajectory]:
         """Play a workflow of the whole group and return its trajectories."""
-        scene, n, sessions = self._scene, self._workflow.n_samples, list[Session]()
-        version = scene.pool.version
+        context, n, sessions = self._context, self._workflow.n_samples, list[Session]()
+        version = context.pool.version
         with ExitStack() as keys:
 
             def begin() -> Attempt:
@@ -204,28 +204,28 @@ class _Group:
                 sessions.clear()
                 function, sampling = self._workflow.function, self._workflow.sampling
                 prompt = replace(self._prompt, row=dict(self._prompt.row))
-                about = (n, self._id, scene.number, sampling, version, scene.vocab_size)
-                served = (scene.base_url, scene.sandbox, scene.mcp_servers)
+                about = (n, self._id, context.number, sampling, version, context.vocab_size)
+                served = (context.base_url, context.sandbox, context.mcp_servers)
                 return Attempt(pack_call(Group(function, prompt, *about, *served)), _Answers(self, sessions, keys))
 
             try:
                 returned = await self._run(begin, sessions)
                 responses = Responses(self._made, version)
-                trajectories = _trajectories(returned, self._prompt, self._id, scene, responses)
-                scene.outcomes.add(None, episodes=n)
+                trajectories = _trajectories(returned, self._prompt, self._id, context, responses)
+                context.outcomes.add(None, episodes=n)
                 return trajectories
             except EpisodeError as error:
-                scene.outcomes.add(error.cause, str(error), n)
+                context.outcomes.add(error.cause, str(error), n)
                 return []
 
     async def _run(self, begin: Callable[[], Attempt], sessions: Sequence[Session]) -> Any:
         """Return the result of a user's coroutine; raise EpisodeError if it fails, or the servers' failure."""
-        scene = self._scene
-        assert scene.processes is not None  # for the type checker: a user's workflow has them
+        context = self._context
+        assert context.processes is not None  # for the type checker: a user's workflow has them
         try:
-            worked, *outcome = plain(await scene.processes.call(begin, scene.timeout_s))
+            worked, *outcome = plain(await context.processes.call(begin, context.timeout_s))
         except TimeLimit:
-            limit = f"it took longer than {scene.timeout_s:g} s (episode.timeout_s)"
+            limit = f"it took longer than {context.timeout_s:g} s (episode.timeout_s)"
             raise EpisodeError("time limit", limit) from None
         except CancelledWithin:
             raise EpisodeError("raised", "CancelledError: it cancelled itself or awaited a cancelled task") from None
@@ -235,7 +235,7 @@ class _Group:
             raise EpisodeError("not trajectories", f"it returned an unsupported value: {error}") from error
         finally:
             for session in sessions:
-                scene.outcomes.add_turns(session)
+                context.outcomes.add_turns(session)
                 self._orphaned += session.tokens_orphaned
             failure = next((session.failure for session in sessions if session.failure), None)
             if failure is not None:
@@ -256,19 +256,19 @@ class _Group:
         old = [each.response for each in forgotten]
         self._made[:] = [each for each in self._made if each not in forgotten]
         if old:
-            self._home.call_soon_threadsafe(self._scene.pool.cancel, old)
+            self._home.call_soon_threadsafe(self._context.pool.cancel, old)
 
     async def _answer(self, method: str, question: bytes) -> bytes:
         """Answer a worker: a request of a client, or what a sandbox has cost."""
         if method == "sandbox":
-            self._home.call_soon_threadsafe(self._scene.outcomes.add_sandbox, plain(question))
+            self._home.call_soon_threadsafe(self._context.outcomes.add_sandbox, plain(question))
             return b""
-        reply = await self._scene.sessions.answer(*plain(question))
+        reply = await self._context.sessions.answer(*plain(question))
         return pickle.dumps((reply.status, reply.content, reply.content_type))
 
     def _session(self, number: int) -> Session:
         """Return session `number` on the server of its group, whose episodes share what they begin with."""
-        scene, workflow, home, requests = self._scene, self._workflow, self._home, itertools.count()
+        context, workflow, home, requests = self._context, self._workflow, self._home, itertools.count()
 
         async def generate(
             tokens: Sequence[int],
@@ -280,7 +280,7 @@ class _Group:
         ) -> Response:
             if self._prefills and not session.turns:
                 await self._prefills.cache(tokens, sampling, images)
-            response = await scene.pool.sample(
+            response = await context.pool.sample(
                 tokens,
                 sampling,
                 seed=seed,
@@ -294,18 +294,18 @@ class _Group:
             return response
 
         session = Session(
-            scene.tokenizer,
+            context.tokenizer,
             lambda tokens, sampling, *, routes_from, on_tokens, images: in_loop(
                 home, generate(tokens, sampling, self._seed(number, next(requests)), routes_from, on_tokens, images)
             ),
             workflow.sampling,
-            scene.limits,
+            context.limits,
             trained=workflow.trained,
         )
-        if scene.parse_tools is not None:
-            parse = scene.parse_tools
+        if context.parse_tools is not None:
+            parse = context.parse_tools
             session.parse_tools = lambda text, tools: in_loop(home, parse(text, tools))
-            session.call_starts = scene.call_starts
+            session.call_starts = context.call_starts
         return session
 
     def _seed(self, number: int, request: int) -> int | None:
@@ -329,7 +329,7 @@ class _Answers:
         return await getattr(self, f"_{method}")(question)
 
     async def _tokenizer(self, _: bytes) -> bytes:
-        return pickle.dumps(self._group._scene.tokenizer)
+        return pickle.dumps(self._group._context.tokenizer)
 
     async def _sample(self, question: bytes) -> bytes:
         tokens, most = plain(question)
@@ -340,11 +340,11 @@ class _Answers:
 
     async def _score(self, question: bytes) -> bytes:
         group = self._group
-        return pickle.dumps(await in_loop(group._home, group._scene.score(group._prompt, plain(question))))
+        return pickle.dumps(await in_loop(group._home, group._context.score(group._prompt, plain(question))))
 
     async def _record(self, _: bytes) -> bytes:
         session = self._open()
-        key = self._keys.enter_context(self._group._scene.sessions.open(session))
+        key = self._keys.enter_context(self._group._context.sessions.open(session))
         self._by_key[key] = session
         return key.encode()
 
@@ -366,16 +366,16 @@ def _check_turns(reward: Reward, answers: int) -> None:
 
 
 def _trajectories(
-    returned: Any, prompt: Prompt, group_id: int, scene: EpisodeContext, responses: Responses
+    returned: Any, prompt: Prompt, group_id: int, context: EpisodeContext, responses: Responses
 ) -> list[Trajectory]:
     """Return the trajectories of a group with numeric rewards; raise EpisodeError.
 
     Trajectories of one recorded client are one sample, as those of an episode are.
     """
-    trajectories, max_tokens = [], scene.limits.max_tokens
+    trajectories, max_tokens = [], context.limits.max_tokens
     samples: dict[Any, int] = {}
     for number, given in enumerate(returned):
-        worth, item = reward_of(given.reward), _with_arrays(given, number, scene.vocab_size)
+        worth, item = reward_of(given.reward), _with_arrays(given, number, context.vocab_size)
         if (size := len(item.tokens)) > max_tokens:
             problem = f"it returned a trajectory of {size} tokens, more than {max_tokens} (episode.max_tokens)"
             raise EpisodeError("limit of tokens", problem)

@@ -53,7 +53,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         episode, batch = config.episode, config.train_dataset.batch_size * config.gconfig.n_samples
         self._config, self._say = config, say
         self._open = AsyncExitStack()
-        self._scene = EpisodeContext(
+        self._context = EpisodeContext(
             pool,
             tokenizer,
             score,
@@ -75,14 +75,14 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     async def __aenter__(self) -> Self:
         if self._config.workflows:
             await asyncio.to_thread(_import_libraries)
-            processes = self._scene.processes or await self._open.enter_async_context(
+            processes = self._context.processes or await self._open.enter_async_context(
                 user_processes(self._config, self._say)
             )
             url = None
             if self._config.episode.endpoint:
-                endpoint = Endpoint(self._scene.sessions, EndpointSettings.from_config(self._config.episode))
+                endpoint = Endpoint(self._context.sessions, EndpointSettings.from_config(self._config.episode))
                 url = (await asyncio.to_thread(self._open.enter_context, endpoint)).base_url
-            self._scene = replace(self._scene, processes=processes, base_url=url)
+            self._context = replace(self._context, processes=processes, base_url=url)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -90,17 +90,17 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
         """Return the run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
-        return self._make(self._config.workflow or SINGLE_TURN, self._scene, sampling, n_samples, seed)
+        return self._make(self._config.workflow or SINGLE_TURN, self._context, sampling, n_samples, seed)
 
     def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
         """Return the workflow of an evaluation set: requests may name any temperature, as nothing is trained on."""
-        limits = replace(self._scene.limits, max_tokens=self._config.longest_generated)
-        return self._make(workflow, replace(self._scene, limits=limits), sampling, n_samples, None, trained=False)
+        limits = replace(self._context.limits, max_tokens=self._config.longest_generated)
+        return self._make(workflow, replace(self._context, limits=limits), sampling, n_samples, None, trained=False)
 
     def _make(
         self,
         name: str,
-        scene: EpisodeContext,
+        context: EpisodeContext,
         sampling: Sampling,
         n_samples: int,
         seed: int | None,
@@ -109,15 +109,17 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     ) -> Workflow:
         branch = self._config.rollout.branch if trained else None
         if name == SINGLE_TURN:
-            return built_in(scene.pool, scene.score, sampling, n_samples, seed, branch, prefill_once=scene.prefill_once)
+            return built_in(
+                context.pool, context.score, sampling, n_samples, seed, branch, prefill_once=context.prefill_once
+            )
         function = load_object(name)
         return UserWorkflow(
-            Portable.pack(name), level_of(function) == "group", scene, sampling, n_samples, seed, trained, branch
+            Portable.pack(name), level_of(function) == "group", context, sampling, n_samples, seed, trained, branch
         )
 
     def counts(self) -> dict[str, float]:
         """See Outcomes; empty where the workflow is the built-in one."""
-        return self._scene.outcomes.counts()
+        return self._context.outcomes.counts()
 
 
 def _limits(config: RunConfig) -> Limits:

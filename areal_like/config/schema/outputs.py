@@ -8,7 +8,7 @@ from areal_like.config.schema.ignored import Ignored, ignored_if
 from areal_like.config.schema.section import Section
 
 _TAKING_TURNS = Ignored(
-    "trainer and servers take turns on their GPUs (`rollout.sharing: alternate`)",
+    "trainer and servers are time-shared (`rollout.sharing: alternate`)",
     lambda place: place.run.rollout.alternates,
 )
 

@@ -325,7 +325,7 @@ class RolloutConfig(Section):
 
     @property
     def alternates(self) -> bool:
-        """Whether trainer and servers take turns on GPUs."""
+        """Whether trainer and servers share GPUs in time slices."""
         return self.sharing == "alternate"
 
 

@@ -106,7 +106,7 @@ class RunConfig(Section):
 
     @property
     def trainer_restarts(self) -> int:
-        """Restarts of the trainer per hour; 0 without checkpoints, and where it takes turns with the servers."""
+        """Restarts of the trainer per hour; 0 without checkpoints, and with time-shared GPUs."""
         return 0 if self.recover.mode == "off" or self.rollout.alternates else self.recover.restarts_per_hour
 
     @property

@@ -1,4 +1,4 @@
-"""Which models the installed SGLang has code for. Imports nothing of SGLang, which takes long."""
+"""The models for which the installed SGLang has code. Does not import SGLang, which takes long."""
 
 import importlib.util
 import re

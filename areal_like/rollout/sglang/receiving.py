@@ -1,4 +1,4 @@
-"""How every rank of a server gets new weights: all of them do, or the update failed."""
+"""Delivers new weights to every rank of a server: all ranks have them, or the update failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that tool calls begin with, for the parsers of SGLang 0.5.17 that return the text before them as content."""
+"""The first texts of tool calls, for the parsers of SGLang 0.5.17 that return the text before them as content."""
 
 _XML = ("<tool_call>",)
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>",)

@@ -1,4 +1,4 @@
-"""Which weights made each token: what SGLang 0.5.17 lacks so that weights can change under running requests.
+"""Version labels of tokens, and other parts that SGLang 0.5.17 lacks for weight updates under running requests.
 
 SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
 - a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
@@ -54,7 +54,7 @@ def labelling_scheduler() -> type:
             self.rewinds = 0  # times that a version followed a later one
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
-            # Passes and updates take turns here. A pass's tokens may be collected only after an update (overlap
+            # Passes and updates alternate here. A pass's tokens may be collected only after an update (overlap
             # schedule), and what is called below is not called where a CUDA graph is replayed: neither could report it.
             result = super().run_batch(batch, *arguments, **options)
             if (output := getattr(result, "logits_output", None)) is not None:

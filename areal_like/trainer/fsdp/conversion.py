@@ -1,4 +1,4 @@
-"""From a checkpoint of the FSDP trainer to Hugging Face form, in one process on the CPU."""
+"""Converts a checkpoint of the FSDP trainer to Hugging Face form, in one process on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sizes of a language model as transformers builds it, without memory for a weight.
+"""Counts the sizes of a language model as transformers builds it, without memory for weights.
 
 ``python -m areal_like.trainer.fsdp.counting`` reads a config.json from standard input and prints a `Count` as JSON: the
 checks before a run ask a process of its own, because they do not import torch.

@@ -1,4 +1,4 @@
-"""Whether a model computes packed sequences as it does each of them alone, tried with a few tokens at the start."""
+"""A probe at the start: whether a model computes packed sequences as it computes each sequence alone."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -138,7 +138,7 @@ def sharded_state(
 def _begin(part: MegatronOptimizer) -> None:
     """Have what the optimizer remembers there, where no step made it: before a load, or after skipped steps alone.
 
-    Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's Adam (2.16) of few bits.
+    Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's low-precision Adam (2.16).
     """
     if isinstance(part, DistributedOptimizer):
         optimizer_shards.mend_places(part)

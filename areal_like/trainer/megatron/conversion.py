@@ -1,4 +1,4 @@
-"""Between Hugging Face and Megatron checkpoints on one CPU process, with every tensor accounted for."""
+"""Converts between Hugging Face and Megatron checkpoints in one CPU process, with every tensor accounted for."""
 
 import contextlib
 import json

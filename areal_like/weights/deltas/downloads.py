@@ -1,4 +1,4 @@
-"""Which server has downloaded which files of weights (`weight_update.url`)."""
+"""Tracks which server has downloaded which weight files (`weight_update.url`)."""
 
 import asyncio
 from collections.abc import Sequence

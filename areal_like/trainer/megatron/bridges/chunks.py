@@ -1,4 +1,4 @@
-"""Building one rank's model chunks from a bridge's provider, as Megatron-LM's `training.get_model` does."""
+"""Builds one rank's model chunks from a bridge's provider, as Megatron-LM's `training.get_model` does."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Importing libraries that change more than they should, or that want more than there is."""
+"""Imports of libraries with side effects, or with requirements that are not installed."""
 
 import contextlib
 import importlib

@@ -16,7 +16,7 @@ from areal_like.trainer.megatron.bridges.protocol import ModelSource
 
 
 class _Stages:
-    """Message about one weight between the stages of a pipeline: it stays the same, so once.
+    """Keeps mbridge's messages about weights between pipeline stages, which are always the same.
 
     mbridge 0.15.1 asks at every export, also within one stage, and waits for the GPU a dozen times for each weight:
     most of an update's time, and longer where a server computes on that GPU.

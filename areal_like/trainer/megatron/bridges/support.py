@@ -1,7 +1,7 @@
-"""Which models each bridge trains as Hugging Face and SGLang compute them. No torch.
+"""The models that each bridge trains as Hugging Face and SGLang compute them. No torch.
 
 An allow-list: families, rotary embeddings and field values that the table of `tests/models` proves equal, less those
-that SGLang 0.5.17 computes differently. Whatever is not on it is refused before anything starts.
+that SGLang 0.5.17 computes differently. Everything else is rejected before the start.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _ROPE_TYPES = {
 
 @dataclass(frozen=True)
 class BridgeProblem:
-    """Why a run would not compute its model: the finding's code, the field of config.json or the run's key, a remedy.
+    """A problem of a model with a bridge: the finding's code, the field of config.json or the run's key, a remedy.
 
     `value` is the field's value that would, as JSON, where one is known. `is_key`: `field` is a key of the run.
     """

@@ -18,7 +18,7 @@ _LANGUAGE_HEAD = "lm_head.weight"
 
 
 class ValueHead(torch.nn.Module):
-    """From hidden states to values in float32, the same on every tensor-parallel rank."""
+    """Maps hidden states to values in float32, the same on every tensor-parallel rank."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
