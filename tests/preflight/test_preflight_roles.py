@@ -52,7 +52,7 @@ def test_a_role_runs_where_its_layout_says(write, overrides, ref, n_gpus):
     ("overrides", "key", "words"),
     [
         (["ref.backend=megatron:t2", SEPARATE], "rollout.backend (FILE:17) + actor.backend", "has 3"),
-        (["ref.backend=megatron:d1"], "rollout.backend (FILE:17) + actor.backend", "the same number of GPUs"),
+        (["ref.backend=megatron:d1"], "rollout.backend (FILE:17) + actor.backend", "equally many GPUs"),
         (["critic.backend=sglang:d2"], "critic.backend", "the critic needs a trainer"),
         (["ref.backend=megatron:d2e2"], "ref.backend", "no experts"),
         (["ref.mb_spec.max_tokens_per_mb=39"], "ref.mb_spec.max_tokens_per_mb", "is 39"),
