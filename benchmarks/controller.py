@@ -9,6 +9,10 @@ groups with η = 1, or `--batch` groups with the η that so many groups need. Fo
 --in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients`, client processes read the answers
 (`rollout.client_processes`); each needs its own core, like each server and the controller.
 
+With `--hosts`, hosts fail every minute of a simulated clock instead (`benchmarks.failing_hosts`):
+
+    python -m benchmarks.controller --hosts 512
+
 Figures for each number in flight:
 - response tokens per second of the controller's CPU time (all threads, including Ray's, without the client processes),
   and of wall time;
@@ -61,6 +65,7 @@ from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.bookkeeping import bookkeeping
+from benchmarks.failing_hosts import Case, compare
 from benchmarks.report import save
 
 N_SAMPLES, PROMPT_TOKENS = 16, 32
@@ -81,7 +86,12 @@ def main(
     rounds: int = 3,
     rate: Annotated[float, typer.Option(help="tokens per second that the servers have together, at most")] = RATE,
     name: Annotated[str, typer.Option(help="of the file of results")] = "controller_cpu",
+    hosts: Annotated[int, typer.Option(help="simulated hosts that fail, instead of all of this")] = 0,
+    minutes: Annotated[float, typer.Option(help="simulated minutes with --hosts")] = 10.0,
 ) -> None:
+    if hosts:
+        save("failing_hosts_cpu", compare(Case(hosts, minutes)))
+        return
     with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
         rows = asyncio.run(
             _rows(urls, clients, [(n, tokens, max(samples, 2 * n), batch, rate) for n in in_flight] * rounds)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from areal_like.cluster.placement import Placement, ray_errors
+from areal_like.cluster.placement import Placement, on_bundle, ray_errors
 from areal_like.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -40,6 +40,18 @@ async def _choose_addresses(placement: Placement, interface: str) -> Mapping[Dev
     return {device: replace(slot, host=str(chosen[slot.bundle])) for device, slot in placement.slots.items()}
 
 
+def own_host(interface: str) -> str:
+    """Return this host's address of an interface. Raises ClusterError where it has none."""
+    addresses = _look_function()()
+    if (address := choose(addresses, interface)) is None:
+        raise ClusterError(
+            f"this host has no address of cluster.interface={interface}, at which servers could download weights "
+            f"(weight_update.url=auto). Its interfaces are {describe(addresses)}. Start the run on a host with that "
+            "interface, or set weight_update.url to a web server"
+        )
+    return address
+
+
 def choose(addresses: Sequence[tuple[str, str]], interface: str) -> str | None:
     """Return the first IPv4 address, else the first IPv6 address, of an interface's name or of a network."""
     network = network_of(interface)
@@ -64,9 +76,22 @@ def describe(addresses: Sequence[tuple[str, str]]) -> str:
 async def _ask(placement: Placement, hosts: Mapping[int, str]) -> list[list[tuple[str, str]]]:
     """Return the interfaces of the node of each bundle, with their addresses."""
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    def look() -> list[tuple[str, str]]:  # sent by value
+    remote = ray.remote(_look_function())
+    try:
+        with ray_errors():
+            asking = [on_bundle(remote, placement.group, bundle, max_retries=0).remote() for bundle in hosts]
+            async with asyncio.timeout(ANSWER_S):
+                return list(await asyncio.gather(*asking))
+    except TimeoutError as error:
+        nodes = ", ".join(hosts.values())
+        raise ClusterError(f"not every node of {nodes} answered within {ANSWER_S:g} s") from error
+
+
+def _look_function() -> Callable[[], list[tuple[str, str]]]:
+    """Return a function that lists a host's interfaces; Ray sends it by value, since it is not a module's."""
+
+    def look() -> list[tuple[str, str]]:
         import socket
 
         import psutil
@@ -80,20 +105,4 @@ async def _ask(placement: Placement, hosts: Mapping[int, str]) -> list[list[tupl
             and each.address != "::1"
         ]
 
-    asking = [
-        ray.remote(look)
-        .options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, placement_group_bundle_index=bundle),
-        )
-        .remote()
-        for bundle in hosts
-    ]
-    try:
-        with ray_errors():
-            async with asyncio.timeout(ANSWER_S):
-                return list(await asyncio.gather(*asking))
-    except TimeoutError as error:
-        nodes = ", ".join(hosts.values())
-        raise ClusterError(f"not every node of {nodes} answered within {ANSWER_S:g} s") from error
+    return look

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal_like.cluster.node_probe import probe_class
-from areal_like.cluster.placement import node_urls, ray_errors, url
+from areal_like.cluster.placement import node_urls, on_bundle, ray_errors, url
 from areal_like.cluster.ports import port_range
 from areal_like.errors import ClusterError
 
@@ -185,15 +185,13 @@ def _by_value(nodes: Sequence[Node], value: Callable[[Node], str]) -> str:
 
 async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) -> list[Node]:
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     nodes = {slot.node_id for slot in placement.slots.values()}
     with ray_errors():
         urls = [found for node, found in (await node_urls()).items() if node in nodes]
-    strategies = (PlacementGroupSchedulingStrategy(placement.group, bundle) for bundle in hosts)
     actor: Any = ray.remote(probe_class())
-    probes = [actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=each).remote() for each in strategies]
+    probes = [on_bundle(actor, placement.group, bundle, max_restarts=0).remote() for bundle in hosts]
     try:
         with ray_errors():
             async with asyncio.timeout(ANSWER_S):

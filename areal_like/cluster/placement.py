@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -105,11 +105,11 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
     """Return where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
     exact = names_gpus(plan)
     slots: dict[Device, Slot] = {}
+    nodes = _nodes_of(group)
     for bundle, part in enumerate(node_devices(plan)):
-        node = node_of(group, bundle)
-        if node is None:
+        if bundle not in nodes:
             raise ClusterError("a node was lost as soon as it had been granted")
-        node_id, host = node
+        node_id, host = nodes[bundle]
         gpus = _choose(part, granted[bundle], host, exact=exact) if granted is not None else [None] * len(part)
         slots |= {device: Slot(bundle, node_id, host, gpu) for device, gpu in zip(part, gpus, strict=True)}
     return slots
@@ -117,12 +117,28 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
 
 def node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
     """Return id and address of the living node that has a bundle, None while none has."""
+    return _nodes_of(group).get(bundle)
+
+
+def _nodes_of(group: PlacementGroup) -> dict[int, tuple[str, str]]:
+    """Return id and address of the living node of each bundle that has one, in two round trips to Ray."""
     import ray
     from ray.util.placement_group import placement_group_table
 
-    node_id = placement_group_table(group)["bundles_to_node_id"].get(bundle)
+    nodes = placement_group_table(group)["bundles_to_node_id"]
     hosts = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    return (node_id, hosts[node_id]) if node_id in hosts else None
+    return {bundle: (node, hosts[node]) for bundle, node in nodes.items() if node in hosts}
+
+
+def on_bundle(remote: Any, group: PlacementGroup, bundle: int, **options: Any) -> Any:
+    """Return a remote function or class for one bundle, without CPUs.
+
+    Callers make `remote` once for all bundles, because Ray exports each one in a round trip of its own.
+    """
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    return remote.options(num_cpus=0, scheduling_strategy=strategy, **options)
 
 
 async def node_lives(node_id: str) -> bool:
@@ -187,7 +203,6 @@ async def _granted_gpus(
     """
     import ray
     from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     def ask() -> dict[int, str]:
         # Ray counts the GPUs that its node process sees, and gives each the id that it has there.
@@ -196,15 +211,9 @@ async def _granted_gpus(
         granted = [str(gpu) for gpu in ray.get_gpu_ids()]
         return dict(sorted((order.index(gpu) if order else int(gpu), gpu) for gpu in granted))
 
+    remote = ray.remote(ask)
     asking = [
-        ray.remote(ask)
-        .options(
-            num_cpus=0,
-            num_gpus=bundle["GPU"],
-            max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
-        )
-        .remote()
+        on_bundle(remote, group, index, num_gpus=bundle["GPU"], max_retries=0).remote()
         for index, bundle in asked.items()
     ]
     limit_s = max(GPU_IDS_S, deadline - time.monotonic())

@@ -15,7 +15,16 @@ from areal_like.cluster.interfaces import use_interface
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.nodes import check_nodes
 from areal_like.cluster.outputs import add_outputs
-from areal_like.cluster.placement import Placement, moved_slots, node_lives, node_of, node_urls, place, ray_errors
+from areal_like.cluster.placement import (
+    Placement,
+    moved_slots,
+    node_lives,
+    node_of,
+    node_urls,
+    on_bundle,
+    place,
+    ray_errors,
+)
 from areal_like.cluster.ray_cluster import ray_cluster
 from areal_like.cluster.sent_files import send_missing
 from areal_like.cluster.shared_files import NOTHING_SHARED, Sharing, check_shared
@@ -85,7 +94,10 @@ class Cluster:
         A process sees the GPUs of its entry alone; `host` is its node's address, and output goes to
         `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's start-up limit.
         """
-        workers = [self._start_worker(role, rank, cls, own) for rank, own in enumerate(devices, first_rank)]
+        import ray
+
+        actor = ray.remote(worker_class(cls))
+        workers = [self._start_worker(role, rank, actor, own) for rank, own in enumerate(devices, first_rank)]
         group = WorkerGroup(role, workers, call_timeout_s)
         self.groups.append(group)
         try:
@@ -198,10 +210,7 @@ class Cluster:
         async with _caretakers(cluster):
             yield cluster
 
-    def _start_worker(self, role: str, rank: int, cls: type, devices: Sequence[Device]) -> Member:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+    def _start_worker(self, role: str, rank: int, actor: Any, devices: Sequence[Device]) -> Member:
         slots = [self.placement.slots[device] for device in devices]
         if len({slot.bundle for slot in slots}) != 1:
             raise ClusterError(
@@ -209,9 +218,7 @@ class Cluster:
             )
         gpus = ",".join(slot.gpu for slot in slots if slot.gpu is not None)
         log_file = (self.log_dir / f"{role}-{rank}.log").absolute()
-        strategy = PlacementGroupSchedulingStrategy(self.placement.group, placement_group_bundle_index=slots[0].bundle)
-        actor: Any = ray.remote(worker_class(cls))
-        actor = actor.options(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)
+        actor = on_bundle(actor, self.placement.group, slots[0].bundle, max_restarts=0)
         host, run_id = slots[0].host, self.node_id(slots[0].bundle)
         worker = actor.remote(run_id, host, gpus, log_file, self.cache_dir, self.ports)
         return Member(rank, host, worker, log_file)

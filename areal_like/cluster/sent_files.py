@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from areal_like.cluster.placement import Placement, ray_errors
+from areal_like.cluster.placement import Placement, on_bundle, ray_errors
 
 CHUNK = 64 << 20  # bytes of a file in one message
 
@@ -17,18 +17,10 @@ CHUNK = 64 << 20  # bytes of a file in one message
 async def send_missing(placement: Placement, directories: Iterable[Path]) -> None:
     """Copy directories to the nodes that lack them, under the same paths. Raises ClusterError."""
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     bundles = {slot.node_id: slot.bundle for slot in placement.slots.values()}
     actor: Any = ray.remote(_writer_class())
-    writers = [
-        actor.options(
-            num_cpus=0,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(placement.group, placement_group_bundle_index=bundle),
-        ).remote()
-        for bundle in bundles.values()
-    ]
+    writers = [on_bundle(actor, placement.group, bundle, max_restarts=0).remote() for bundle in bundles.values()]
     try:
         with ray_errors():
             for directory in directories:

@@ -11,7 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, NamedTuple
 
-from areal_like.cluster.placement import Placement, ray_errors
+from areal_like.cluster.placement import Placement, on_bundle, ray_errors
 from areal_like.errors import ClusterError, writing
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ async def check_shared(placement: Placement, directory: Path, sharing: Sharing) 
 async def _look(placement: Placement, hosts: Mapping[int, str], directory: Path) -> list[str]:
     """Write a file, and return for the node of each bundle why it does not see the file, or nothing."""
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     def look(path: str, limit_s: float) -> str:  # sent by value
         deadline = time.monotonic() + limit_s
@@ -86,16 +85,9 @@ async def _look(placement: Placement, hosts: Mapping[int, str], directory: Path)
         directory.mkdir(parents=True, exist_ok=True)
         probe.touch()
         try:
+            remote = ray.remote(look)
             looking = [
-                ray.remote(look)
-                .options(
-                    num_cpus=0,
-                    max_retries=0,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(
-                        placement.group, placement_group_bundle_index=bundle
-                    ),
-                )
-                .remote(str(probe), SHOWN_S)
+                on_bundle(remote, placement.group, bundle, max_retries=0).remote(str(probe), SHOWN_S)
                 for bundle in hosts
             ]
             async with asyncio.timeout(SHOWN_S + ANSWER_S):

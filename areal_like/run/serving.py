@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from areal_like.cluster.interfaces import own_host
 from areal_like.cluster.run import Cluster
 from areal_like.config.schema import OWN_FILES, RunConfig
 from areal_like.data.dataset import hinted_tokens
@@ -69,13 +70,18 @@ async def make_file_source(cluster: Cluster, config: RunConfig) -> AsyncIterator
     if update.url is None or update.mode != "disk":
         yield None
     elif update.url == OWN_FILES:
-        host = LOOPBACK if config.scheduler.type == "local" else own_address()
+        host = LOOPBACK if config.scheduler.type == "local" else _own_host(config.cluster.interface)
         with FileServer(directory, host, cluster.token) as url:
             yield FileSource(url, cluster.token)
     else:
         token = os.environ.get(update.token_variable) if update.token_variable else None
         path = directory.relative_to(Path(config.cluster.fileroot).absolute()).as_posix()
         yield FileSource(f"{update.url.rstrip('/')}/{quote(path)}", token)
+
+
+def _own_host(interface: str | None) -> str:
+    """Return this host's address for the servers of the run. Raises ClusterError."""
+    return own_address() if interface is None else own_host(interface)
 
 
 def make_reward_model(

@@ -8,7 +8,7 @@ import pytest
 
 from allocation import Device
 from areal_like.cluster import interfaces
-from areal_like.cluster.interfaces import choose, use_interface
+from areal_like.cluster.interfaces import choose, own_host, use_interface
 from areal_like.cluster.placement import Placement, Slot
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
@@ -50,6 +50,13 @@ def test_a_node_without_the_interface_is_named_with_those_that_it_has(monkeypatc
         "node 10.0.0.8 has no address of cluster.interface=ib0. Its interfaces are eth0 (10.0.0.8)",
         "  Set cluster.interface to an interface that all nodes have, or to the network of one, such as 10.0.0.0/16",
     ]
+
+
+def test_the_file_server_listens_at_the_controllers_address_of_the_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "_look_function", lambda: lambda: NODE)
+    assert own_host("10.20.0.0/16") == "10.20.0.7"
+    with pytest.raises(ClusterError, match=r"no address of cluster\.interface=ib1, .*ib0 \(10\.20\.0\.7\)"):
+        own_host("ib1")
 
 
 def test_a_text_that_is_no_network_is_refused(write) -> None:

@@ -35,8 +35,8 @@ for path, descriptor in descriptors:
     subprocess.run(("mount", "--no-canonicalize", "--bind", f"/proc/self/fd/{descriptor}", path), check=True,
                    pass_fds=(descriptor,))
 pathlib.Path("/tmp/home").mkdir()
-pathlib.Path("/tmp/hosts").write_text(hosts)
-mount("--bind", "/tmp/hosts", "/etc/hosts")
+pathlib.Path("/tmp/.etc-hosts").write_text(hosts)
+mount("--bind", "/tmp/.etc-hosts", "/etc/hosts")
 subprocess.run(("hostname", name), check=True)
 print("ready", flush=True)
 while True:
