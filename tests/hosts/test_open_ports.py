@@ -109,11 +109,14 @@ def judge(answers: list[str], calls: list[str]) -> str:
     return "is silent" if set(answers) <= {"silence", ""} and "OK" not in calls else f"answers {answers} {calls}"
 
 
-def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path) -> None:
-    """But for gloo's, which have no token and say nothing."""
+@pytest.mark.parametrize("transport", ["collective", "disk"])
+def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path, transport: str) -> None:
+    """But for gloo's and the meeting point of a collective, which have no token and say nothing."""
+    own = ("weight_update.url=auto",) if transport == "disk" else ()
     with cluster_on(tmp_path, 3, spare=1) as made:
         *cluster, outside = made.machines
-        run = made.run(*LAYOUT, *ENDLESS, f"cluster.ports={RANGE.start}-{RANGE.stop - 1}")
+        ports = f"cluster.ports={RANGE.start}-{RANGE.stop - 1}"
+        run = made.run(*LAYOUT, *ENDLESS, ports, f"weight_update.mode={transport}", *own)
         run.wait_for_step(1)
         commands = {
             (machine.address, port): command
@@ -125,9 +128,10 @@ def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path) 
     verdicts = {(host, port): judge(answers, calls) for host, port, answers, calls in found}
     for where, verdict in verdicts.items():
         command = commands.get(where, "")
-        silent = verdict == "is silent" and command.startswith(SILENT)
+        silent = verdict == "is silent" and command.startswith(SILENT) and transport == "collective"
         assert verdict == "refuses" or silent, f"{where} of {command} {verdict}"
     (server,) = (where for where, command in commands.items() if "areal_like.rollout.sglang.launcher" in command)
     assert verdicts[server] == "refuses"
     assert server[1] in RANGE
-    assert len([where for where in commands if where[1] in RANGE]) == 2  # the server, and where it meets the trainer
+    # the server, and where it meets the trainer or downloads weights
+    assert len([where for where in commands if where[1] in RANGE]) == 2

@@ -85,6 +85,13 @@ def test_special_numbers_survive(dtype: torch.dtype, tmp_path: Path) -> None:
     assert all(same_bits(copy[name], new[name]) for name in new)
 
 
+def test_a_version_without_a_change_is_a_delta_too(tmp_path: Path) -> None:
+    kept = {"weight": torch.ones(3)}
+    write_delta(tmp_path / "delta", {})
+    read_delta(tmp_path / "delta", kept)
+    assert same_bits(kept["weight"], torch.ones(3))
+
+
 def test_pieces_of_a_large_tensor_are_put_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deltas, "PIECE", 7)
     before = torch.arange(40, dtype=torch.bfloat16)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,32 @@ def test_a_newer_request_ends_an_older_one(tmp_path: Path, written: WeightFile) 
         check(locate(written.path), written.sha256)
 
     over_link(tmp_path / "served", body, bytes_per_s=4 << 20)
+
+
+@contextmanager
+def python_web_server(folder: Path) -> Iterator[str]:
+    """Serve a folder with Python's own web server, which knows no ranges; yield its URL."""
+    command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout
+            yield re.findall(r"http://\S+", process.stdout.readline())[0].rstrip("/)")
+        finally:
+            process.kill()
+
+
+def test_another_web_server_serves_the_files_over_a_link_that_fails(tmp_path: Path, written: WeightFile) -> None:
+    async def run() -> None:
+        with python_web_server(tmp_path) as url:
+            async with slow_link(url, delay_s=0.05, bytes_per_s=20e6, faults=[("close", 1 << 20)]) as (slow_url, link):
+                await fetch(FileSource(f"{slow_url}/served", None), written)
+                check(locate(written.path), written.sha256)
+                assert link.connections == 2
+                missing = written._replace(path="4-abc.safetensors")
+                with pytest.raises(DownloadError, match=r"served/4-abc\.safetensors: HTTP status 404"):
+                    await fetch(FileSource(f"{slow_url}/served", None), missing, timeout_s=1)
+
+    asyncio.run(run())
 
 
 def chain_of(*versions: int) -> Chain:

@@ -59,7 +59,8 @@ def write_full(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def write_delta(path: Path, pieces: Mapping[tuple[str, int], Tensor]) -> str:
     """Write the pieces of a delta, by tensor and first word, and return the file's SHA-256."""
-    return _write(path, {f"{name}@{start}": piece for (name, start), piece in pieces.items()}, {})
+    # with empty metadata and no piece, safetensors 0.8 writes a header that it does not read
+    return _write(path, {f"{name}@{start}": piece for (name, start), piece in pieces.items()}, None)
 
 
 def read_layout(path: Path) -> Layout:
@@ -97,7 +98,7 @@ def check(path: Path, expected: str) -> None:
         raise ValueError(f"{path} is corrupt: its SHA-256 differs from the trainer's. {advice}")
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> str:
+def _write(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> str:
     partial = path.with_name(f"{path.name}.partial")
     save_file(dict(tensors), partial, metadata)
     found = _sha256(partial)
