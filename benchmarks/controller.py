@@ -90,7 +90,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="simulated minutes with --hosts")] = 10.0,
 ) -> None:
     if hosts:
-        save("failing_hosts_cpu", compare(Case(hosts, minutes)))
+        save(f"failing_hosts_{hosts}_cpu", compare(Case(hosts, minutes)))
         return
     with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
         rows = asyncio.run(
