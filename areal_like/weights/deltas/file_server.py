@@ -50,7 +50,7 @@ class FileServer(AbstractContextManager[str]):
     async def _serve(self, started: Future[None]) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application()
-        app.router.add_get("/{name}", self._answer)
+        app.router.add_get("/{name:.*}", self._answer)  # any path, so that none is known without the token
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
         try:
             await runner.setup()
