@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from areal_like.cluster.node_probe import probe_class
+from areal_like.cluster import node_probe
+from areal_like.cluster.node_probe import Probe
 from areal_like.cluster.placement import node_urls, on_bundle, ray_errors, url
 from areal_like.cluster.ports import port_range
 from areal_like.errors import ClusterError
@@ -185,12 +186,14 @@ def _by_value(nodes: Sequence[Node], value: Callable[[Node], str]) -> str:
 
 async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) -> list[Node]:
     import ray
+    from ray.cloudpickle import register_pickle_by_value
 
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     nodes = {slot.node_id for slot in placement.slots.values()}
     with ray_errors():
         urls = [found for node, found in (await node_urls()).items() if node in nodes]
-    actor: Any = ray.remote(probe_class())
+    register_pickle_by_value(node_probe)  # the node may lack this package, or have another version of it
+    actor: Any = ray.remote(Probe)
     probes = [on_bundle(actor, placement.group, bundle, max_restarts=0).remote() for bundle in hosts]
     try:
         with ray_errors():
@@ -206,7 +209,7 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
                     for probe, host in zip(probes, hosts.values(), strict=True)
                 )
                 found = await asyncio.gather(*asking)
-                far = await asyncio.to_thread(probe_class()().find_unreachable, listeners, CONNECT_S)
+                far = await asyncio.to_thread(Probe().find_unreachable, listeners, CONNECT_S)
                 far_by_host = {str(urlsplit(each).hostname): urlsplit(each).netloc for each in far}
                 return [
                     replace(node, no_port=why, far_from_here=far_by_host.get(node.host, ""))

@@ -13,7 +13,7 @@ from areal_like.config.load import LoadedConfig
 from areal_like.data.dataset import training_steps
 from areal_like.job import Job
 from areal_like.preflight.algorithm import find_algorithm
-from areal_like.preflight.data import check_data, find_prompts, image_share
+from areal_like.preflight.data import Prompts, check_data, find_prompts, image_share
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import check_machine, device_of
 from areal_like.preflight.model import find_model
@@ -81,19 +81,18 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     ]
     if plan is not None and not has_errors(findings):
         findings += try_overrides(views)
-    located, job = tuple(map(loaded.origins.locate, findings)), None
-    if plan is not None and algorithm is not None and tokenizer is not None and not has_errors(findings):
-        train = prompts["train_dataset"]
-        evaluated = {
-            key.removeprefix("evaluator.datasets."): of_it
-            for key, of_it in prompts.items()
-            if key != "train_dataset" and of_it
-        }
-        steps = training_steps(config, len(train))
-        sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
-        models = {role: found for role, found in role_specs.items() if found is not None}
-        routes = find_routes(config, spec, plan)
-        decided = (steps, located, sharing, models, *routes)
-        job = Job(config, device, plan, algorithm, tokenizer, train, evaluated, *decided)
-        job = replace(job, layouts=[replace(job, config=changed, plan=other) for changed, other in layouts])
-    return Preflight(located, job)
+    located = tuple(map(loaded.origins.locate, findings))
+    if plan is None or algorithm is None or tokenizer is None or has_errors(findings):
+        return Preflight(located, None)
+    train, models = prompts["train_dataset"], {role: found for role, found in role_specs.items() if found is not None}
+    sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
+    decided = (training_steps(config, len(train)), located, sharing, models, *find_routes(config, spec, plan))
+    job = Job(config, device, plan, algorithm, tokenizer, train, _evaluated(prompts), *decided)
+    others = [replace(job, config=changed, plan=other) for changed, other in layouts]
+    return Preflight(located, replace(job, layouts=others))
+
+
+def _evaluated(prompts: Prompts) -> Prompts:
+    """Return the evaluation prompts by the name of their dataset."""
+    keys = [key for key in prompts if key != "train_dataset" and prompts[key]]
+    return {key.removeprefix("evaluator.datasets."): prompts[key] for key in keys}

@@ -87,10 +87,7 @@ async def reinforce(
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await check_logprobs(config, parts.trainer, trajectories)
-            probed = await _compare_probe(parts, record, version)
-            stats = await train_step(config, parts, trajectories, version, record)
-            if parts.drift:
-                await parts.drift.observe(version, stats.get("logprob_diff"))
+            stats, probed = await _train_and_compare(config, parts, trajectories, version, record)
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
                 raise RewardsMissing(len(trajectories), f"step {done}", has_teacher=config.teacher is not None)
@@ -99,12 +96,7 @@ async def reinforce(
                 place = describe_place(parts.collector, parts.results, trajectories, done, in_row)
             await _publish(config, parts, record, done, evaluating)
             evaluating = evaluation(done)
-            if parts.reference and parts.reference.due(done):
-                with record.phase("reference update"):
-                    await parts.reference.update()
-            if parts.update_teacher:
-                with record.phase("teacher update"):
-                    await parts.update_teacher(done)
+            await _update_companions(parts, record, done)
             if done == steps or (config.saver.freq_steps and done % config.saver.freq_steps == 0):
                 await _save(config, parts, record, done)
             tasks.create_task(record.samples(done, trajectories))
@@ -133,12 +125,27 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     return trajectories
 
 
-async def _compare_probe(parts: Parts, record: Record, version: int) -> dict[str, float]:
-    """Return the distance of servers and trainer on the probe, if there is one."""
+async def _train_and_compare(
+    config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Train one step. Return its statistics, and the distance of servers and trainer on the drift alarm's probe."""
     if parts.drift is None:
-        return {}
+        return await train_step(config, parts, trajectories, version, record), {}
     with record.phase("drift probe"):
-        return await parts.drift.compare(version)
+        probed = await parts.drift.compare(version)
+    stats = await train_step(config, parts, trajectories, version, record)
+    await parts.drift.observe(version, stats.get("logprob_diff"))
+    return stats, probed
+
+
+async def _update_companions(parts: Parts, record: Record, done: int) -> None:
+    """Update the reference model and the teacher where they follow the policy and are due."""
+    if parts.reference and parts.reference.due(done):
+        with record.phase("reference update"):
+            await parts.reference.update()
+    if parts.update_teacher:
+        with record.phase("teacher update"):
+            await parts.update_teacher(done)
 
 
 async def _publish(

@@ -40,21 +40,10 @@ def make_parts(
 ) -> Parts:
     """Return the parts that every run has; prompts come from the stream of `results`, if there are any."""
     config = job.config
-    sampling, train_data, stop = config.gconfig, config.train_dataset, job.tokenizer.eos_token_ids
+    train_data, n_samples = config.train_dataset, config.gconfig.n_samples
     most = config.rollout.max_concurrent_rollouts
-    workflow = workflows.train(
-        Sampling(
-            sampling.max_new_tokens,
-            sampling.temperature,
-            sampling.top_p,
-            stop,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            routes=job.routes,
-        ),
-        sampling.n_samples,
-        seed=config.seed if config.sglang.deterministic else None,
-    )
+    seed = config.seed if config.sglang.deterministic else None
+    workflow = workflows.train(_sampling(job), n_samples, seed=seed)
     collector = Collector(
         prompts=results.stream if results else plain_stream(job),
         groups=job.steps * train_data.batch_size,
@@ -65,7 +54,7 @@ def make_parts(
             state.version,
             spare=spare_groups(config),
         ),
-        max_groups=max(1, most // sampling.n_samples) if most else None,
+        max_groups=max(1, most // n_samples) if most else None,
         tasks=tasks,
         keeps=job.algorithm.keeps,
         max_drops=config.actor.max_dropped_groups,
@@ -78,6 +67,20 @@ def make_parts(
     evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
     parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards, results=results)
     return replace(parts, teacher=teacher.statistics) if teacher else parts
+
+
+def _sampling(job: Job) -> Sampling:
+    """Return how the responses to training prompts are sampled."""
+    keys = job.config.gconfig
+    return Sampling(
+        keys.max_new_tokens,
+        keys.temperature,
+        keys.top_p,
+        job.tokenizer.eos_token_ids,
+        top_k=keys.top_k,
+        min_p=keys.min_p,
+        routes=job.routes,
+    )
 
 
 def make_moving_teacher(

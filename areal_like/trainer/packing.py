@@ -164,8 +164,7 @@ def pack(
     if position.any() or (shares and cp > 1):
         keys = _keys(trees, nodes, padded, ends, position[piece] + offset)
     if cp > 1:
-        of_pack = np.arange(len(piece)) * 2 * cp // len(piece)
-        chunk = offset // (padded // (2 * cp))[piece] if keys is None else of_pack
+        chunk = offset // (padded // (2 * cp))[piece] if keys is None else _chunks(len(piece), cp)
         share = (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
         if keys is not None:
             keys, ends = share_keys(keys, ends, share, cp)
@@ -237,11 +236,16 @@ def share_keys(keys: Keys, ends: NDArray[np.int64], share: NDArray[np.bool], cp:
     counts = np.diff(keys.cu_seqlens)[of_node] - (ends[of_node + 1] - 1 - at)  # the last place of a node has all
     piece, i = _count(counts.astype(np.int64))
     places = keys.places[keys.cu_seqlens[of_node][piece] + i]
-    chunk = np.arange(n) * 2 * cp // n
+    chunk = _chunks(n, cp)
     order = np.argsort(np.minimum(chunk, 2 * cp - 1 - chunk), kind="stable")  # places rank after rank
     gathered = np.argsort(order)[places].astype(np.int32)
     key_ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     return Keys(gathered, key_ends, int(counts.max()), keys.positions), np.concatenate(([0], last + 1))
+
+
+def _chunks(places: int, cp: int) -> NDArray[np.int64]:
+    """Return which of the 2*cp chunks of a pack each of its places is in."""
+    return np.arange(places) * 2 * cp // places
 
 
 def _count(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
