@@ -148,7 +148,19 @@ Count = Annotated[int | None, Field(strict=True, gt=0)]
 _Stop = Annotated[str, Field(min_length=1)]
 
 
-class _Fields(BaseModel, extra="forbid"):
+class Unread(BaseModel, extra="forbid"):
+    """Fields of a request that change nothing in the answer."""
+
+    model: Any = None
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    stream_options: Any = None
+    safety_identifier: Any = None
+
+
+class _Fields(Unread):
     messages: Annotated[list[_Message], Field(min_length=1)]
     max_tokens: Count = None
     max_completion_tokens: Count = None
@@ -171,14 +183,6 @@ class _Fields(BaseModel, extra="forbid"):
     logprobs: _Flag = None
     stream: _Flag = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_template_arguments)] = None
-    # the rest changes nothing in the answer
-    model: Any = None
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
-    safety_identifier: Any = None
 
 
 def read_request(fields: Mapping[str, Any], session: Session) -> Request:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from areal_like.types import FinishReason
 from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.image_parts import InputImage, content_of
-from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
+from areal_like.workflows.openai_requests import Count, JsonSchema, Unread, check_fields
 from areal_like.workflows.replies import MODEL
 from areal_like.workflows.session import Refused, Session
 from areal_like.workflows.turn import Turn
@@ -73,7 +73,7 @@ class _Tool(BaseModel):
     parameters: JsonSchema | None = None
 
 
-class _Asked(BaseModel, extra="forbid"):
+class _Asked(Unread):
     """A request; fields that chat completions have too are only passed on."""
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)]
@@ -85,7 +85,6 @@ class _Asked(BaseModel, extra="forbid"):
     background: Literal[False] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # of which there is none
     text: dict[str, Any] | None = None
-    model: Any = None
     tool_choice: Any = None
     temperature: Any = None
     top_p: Any = None
@@ -94,13 +93,7 @@ class _Asked(BaseModel, extra="forbid"):
     stream: Any = None
     parallel_tool_calls: Any = None
     chat_template_kwargs: Any = None
-    # the rest changes nothing in the answer
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
-    safety_identifier: Any = None
+    # these two change nothing in the answer
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
 

@@ -1,9 +1,9 @@
 """Staleness is bounded for every single group, whatever finishes when."""
 
 import random
-import sys
 
 import pytest
+from counting import count_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -298,21 +298,3 @@ def test_what_an_event_costs_does_not_grow_with_the_groups_that_wait(spare):
         )
 
     assert lines(10_000) <= lines(1000)
-
-
-def count_lines(work):
-    """How many lines of Python a call runs."""
-    count = 0
-
-    def trace(frame, event, arg):
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count

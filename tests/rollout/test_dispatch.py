@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from counting import count_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,21 +175,3 @@ def test_what_a_sample_costs_does_not_grow_with_servers_and_samples() -> None:
         return count_lines(exchange)
 
     assert lines(servers=400, waiting=20_000) <= 1.2 * lines(servers=40, waiting=200)
-
-
-def count_lines(work: Callable[[], object]) -> int:
-    """How many lines of Python a call runs."""
-    count = 0
-
-    def trace(frame: Any, event: str, arg: Any) -> Any:
-        nonlocal count
-        count += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(before)
-    return count

@@ -152,8 +152,7 @@ def server_arguments(
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
         "incremental-streaming-output": True,  # each chunk of an answer holds what is new in it
-        "grammar-backend": "none",
-        "sampling-backend": "pytorch",
+        **_UNGUIDED,
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
@@ -209,35 +208,15 @@ def classifier_arguments(
     config: RunConfig, model: RewardModelConfig, directory: Path, sizes: ParallelSizes, device: str
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for a server of the reward model."""
-    options: dict[str, object] = {
-        "model-path": directory,
-        "is-embedding": True,
-        "dtype": model.dtype or config.actor.dtype,
-        "tp-size": sizes.tp,
-        "skip-tokenizer-init": True,
-        "skip-server-warmup": True,
-        "attention-backend": config.sglang.attention_backend,
-        "enforce-disable-flashinfer-allreduce-fusion": True,
-    }
-    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+    options = {"is-embedding": True, "skip-tokenizer-init": True}
+    return _scorer(config, model.dtype, directory, sizes, device, options)
 
 
 def judge_arguments(
     config: RunConfig, judge: ChatJudgeConfig, directory: Path, sizes: ParallelSizes, device: str
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for a server of the judge, which answers OpenAI's chat completions."""
-    options: dict[str, object] = {
-        "model-path": directory,
-        "dtype": judge.dtype or config.actor.dtype,
-        "tp-size": sizes.tp,
-        "ep-size": sizes.ep,
-        "skip-server-warmup": True,
-        "grammar-backend": "none",
-        "sampling-backend": "pytorch",
-        "attention-backend": config.sglang.attention_backend,
-        "enforce-disable-flashinfer-allreduce-fusion": True,
-    }
-    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+    return _scorer(config, judge.dtype, directory, sizes, device, {"ep-size": sizes.ep, **_UNGUIDED})
 
 
 def teacher_arguments(
@@ -245,26 +224,37 @@ def teacher_arguments(
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for a server of the teacher, which scores at the policy's temperature."""
     options: dict[str, object] = {
-        "model-path": directory,
-        "dtype": teacher.dtype or config.actor.dtype,
-        "tp-size": sizes.tp,
         "ep-size": sizes.ep,
         "skip-tokenizer-init": True,
-        "skip-server-warmup": True,
         "disable-cuda-graph": True,  # which only generation would use
-        "grammar-backend": "none",
-        "sampling-backend": "pytorch",
-        "attention-backend": config.sglang.attention_backend,
-        "enforce-disable-flashinfer-allreduce-fusion": True,
+        **_UNGUIDED,
         scoring.FLAG.removeprefix("--"): config.gconfig.temperature,
     }
-    return _command(options | (_scorer_on_cpu() if device == "cpu" else {}))
+    return _scorer(config, teacher.dtype, directory, sizes, device, options)
 
 
-def _scorer_on_cpu() -> dict[str, object]:
-    return _ON_CPU | {"max-total-tokens": TOKENS_OF_SCORER_ON_CPU}
+def _scorer(
+    config: RunConfig,
+    dtype: str | None,
+    directory: Path,
+    sizes: ParallelSizes,
+    device: str,
+    own: Mapping[str, object],
+) -> tuple[str, ...]:
+    """Return the arguments of a server that scores responses: those of every such server, and its `own`."""
+    options: dict[str, object] = {
+        "model-path": directory,
+        "dtype": dtype or config.actor.dtype,
+        "tp-size": sizes.tp,
+        "skip-server-warmup": True,
+        "attention-backend": config.sglang.attention_backend,
+        "enforce-disable-flashinfer-allreduce-fusion": True,
+        **own,
+    }
+    return _command(options | (_SCORER_ON_CPU if device == "cpu" else {}))
 
 
+_UNGUIDED: dict[str, object] = {"grammar-backend": "none", "sampling-backend": "pytorch"}
 _ON_CPU: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -272,6 +262,7 @@ _ON_CPU: dict[str, object] = {
     "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
     "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
 }
+_SCORER_ON_CPU = _ON_CPU | {"max-total-tokens": TOKENS_OF_SCORER_ON_CPU}
 
 
 def _command(options: Mapping[str, object]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from allocation.plan import ParallelSizes
 from areal_like.config.findings import nearest_words
 from areal_like.config.keys import KeyOf, actor_key
 from areal_like.config.options import OptionProblem, read_options
@@ -199,6 +200,25 @@ def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
 def _not_overlapped(megatron: MegatronConfig) -> dict[str, Any]:
     """Return an override against overlapped shared experts, which bridges set for some models, if recomputed."""
     return {"moe_shared_expert_overlap": False} if "shared_experts" in (megatron.recompute_modules or ()) else {}
+
+
+def layout_options(sizes: ParallelSizes, dtype: Any) -> dict[str, Any]:
+    """Return the fields of TransformerConfig that follow from the layout and from torch's data type of the weights."""
+    import torch
+
+    return {
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "context_parallel_size": sizes.cp,
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.etp,
+        "sequence_parallel": sizes.tp > 1,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
+    }
 
 
 def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from allocation.plan import ParallelSizes
 from areal_like.config.schema import EngineConfig
-from areal_like.trainer.megatron.options import transformer_options
+from areal_like.trainer.megatron.options import layout_options, transformer_options
 
 
 class Asked(BaseModel):
@@ -49,26 +49,16 @@ def _refusal(asked: Asked, overrides: dict[str, Any]) -> str | None:
     import torch.nn.functional as F
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    sizes, dtype = asked.sizes, getattr(torch, asked.engine.dtype)
+    sizes = asked.sizes
     megatron = asked.engine.megatron.model_copy(update={"override_transformer_config": overrides})
     engine = asked.engine.model_copy(update={"megatron": megatron})
     kind = MLATransformerConfig if asked.shape.get("multi_latent_attention") else TransformerConfig
     options = {
-        "tensor_model_parallel_size": sizes.tp,
-        "pipeline_model_parallel_size": sizes.pp,
-        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
-        "context_parallel_size": sizes.cp,
-        "expert_model_parallel_size": sizes.ep,
-        "expert_tensor_parallel_size": sizes.etp,
-        "sequence_parallel": sizes.tp > 1,
+        **layout_options(sizes, getattr(torch, asked.engine.dtype)),
         "activation_func": F.silu,
         "gated_linear_unit": True,
         "normalization": "RMSNorm",
         "add_bias_linear": False,
-        "params_dtype": dtype,
-        "pipeline_dtype": dtype,
-        "bf16": dtype == torch.bfloat16,
-        "fp16": dtype == torch.float16,
         **asked.shape,
     }
     try:

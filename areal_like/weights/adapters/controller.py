@@ -1,15 +1,13 @@
 """Adapters alone over a directory that trainer and servers share; the servers' model never changes."""
 
-import asyncio
-import shutil
 from dataclasses import dataclass
 
-from areal_like.errors import WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
-from areal_like.weights.disk.controller import raise_if_full
-from areal_like.weights.sync import SyncSpec, with_those_left
+from areal_like.weights.disk.controller import send_once
+from areal_like.weights.sync import SyncSpec
 
 
 @dataclass(eq=False)
@@ -26,19 +24,8 @@ class AdapterSync:
     async def send(self, version: int, deadline: Deadline) -> None:
         """Write the adapter, have every server replace its own, and remove the file however that ends."""
         path = self.spec.directory / f"adapter-{version}"
-        try:
-            try:
-                await self.trainer.save_adapters(path, phase="weight update (send)", timeout_s=deadline.left)
-            except WorkerError as error:
-                raise_if_full(error, version, self.spec.directory)
-                raise
 
-            async def load() -> None:
-                async with self.pool.interrupt(version, deadline) as servers:
-                    await asyncio.gather(
-                        *(server.load_adapter(str(path), version, deadline.left) for server in servers)
-                    )
+        async def load(server: Server) -> None:
+            await server.load_adapter(str(path), version, deadline.left)
 
-            await with_those_left(self.pool, deadline, load)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await send_once(self.pool, self.trainer.save_adapters, path, load, version, deadline)

@@ -4,12 +4,14 @@ import asyncio
 import errno
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, with_those_left
 
@@ -30,23 +32,36 @@ class DiskSync:
     async def send(self, version: int, deadline: Deadline) -> None:
         """Write the checkpoint, load it on every server, and remove it however that ends."""
         path = self.spec.directory / str(version)
+
+        async def load(server: Server) -> None:
+            await server.load(str(path), version, deadline.left)
+
+        await send_once(self.pool, self.trainer.save_hf, path, load, version, deadline)
+
+
+async def send_once(
+    pool: ServerPool,
+    save: Callable[..., Awaitable[object]],
+    path: Path,
+    load: Callable[[Server], Awaitable[None]],
+    version: int,
+    deadline: Deadline,
+) -> None:
+    """Have the trainer `save` to `path` and every server `load` it, and remove it however that ends."""
+    try:
         try:
-            await self._write(path, version, deadline)
-
-            async def load() -> None:
-                async with self.pool.interrupt(version, deadline) as servers:
-                    await asyncio.gather(*(server.load(str(path), version, deadline.left) for server in servers))
-
-            await with_those_left(self.pool, deadline, load)
-        finally:
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-
-    async def _write(self, path: Path, version: int, deadline: Deadline) -> None:
-        try:
-            await self.trainer.save_hf(path, phase="weight update (send)", timeout_s=deadline.left)
+            await save(path, phase="weight update (send)", timeout_s=deadline.left)
         except WorkerError as error:
-            raise_if_full(error, version, self.spec.directory)
+            raise_if_full(error, version, path.parent)
             raise
+
+        async def load_everywhere() -> None:
+            async with pool.interrupt(version, deadline) as servers:
+                await asyncio.gather(*map(load, servers))
+
+        await with_those_left(pool, deadline, load_everywhere)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
 
 def raise_if_full(error: WorkerError, version: int, directory: Path) -> None:

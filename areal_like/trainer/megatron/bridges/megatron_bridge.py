@@ -19,6 +19,7 @@ from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
 from areal_like.trainer.megatron.bridges.own_layers import OWN_LAYERS
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
+from areal_like.trainer.megatron.options import layout_options
 
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge
@@ -66,19 +67,9 @@ class MegatronBridge:
     def _configure(self) -> GPTModelProvider:
         """Return a provider with the layers, sizes and types that mbridge reads from the config by itself."""
         provider = self._bridge.to_megatron_provider(load_weights=False)
-        source, sizes = self._source, self._source.sizes
+        source = self._source
         settings = {
-            "tensor_model_parallel_size": sizes.tp,
-            "pipeline_model_parallel_size": sizes.pp,
-            "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
-            "context_parallel_size": sizes.cp,
-            "expert_model_parallel_size": sizes.ep,
-            "expert_tensor_parallel_size": sizes.etp,
-            "sequence_parallel": sizes.tp > 1,
-            "params_dtype": source.dtype,
-            "pipeline_dtype": source.dtype,
-            "bf16": source.dtype == torch.bfloat16,
-            "fp16": source.dtype == torch.float16,
+            **layout_options(source.sizes, source.dtype),
             "make_vocab_size_divisible_by": 1,
             "should_pad_vocab": True,
             "perform_initialization": False,
