@@ -14,7 +14,9 @@ from limits import HUNG_S
 
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.experimental.client_processes import Client, Clients
+from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.reading import Read
+from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
 
 Body = dict[str, Any]
@@ -166,3 +168,16 @@ async def clients_of(n: int) -> AsyncIterator[Clients | None]:
 def reader(clients: Clients | None) -> Read | None:
     """What reads answers for a pool: client processes, or None for the pool's own process."""
     return clients.read if clients else None
+
+
+@asynccontextmanager
+async def open_pool(server: FakeServer, clients: int = 0) -> AsyncIterator[ServerPool]:
+    """A pool of one server that holds version 0, whose answers so many client processes read, or this one."""
+    async with (
+        serving(server) as urls,
+        clients_of(clients) as processes,
+        ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
+    ):
+        async with pool.interrupt(0, Deadline(300)):
+            pass
+        yield pool

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import serving as real
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, event, output, reader, serving
+from fake_server import Body, FakeServer, event, open_pool, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
@@ -110,13 +110,7 @@ def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version
 
     async def run() -> list[Response]:
         server = FakeServer(generate)
-        async with (
-            serving(server) as urls,
-            clients_of(clients) as readers,
-            ServerPool(urls, "token", 300, read_answer=reader(readers)) as pool,
-        ):
-            async with pool.interrupt(0, Deadline(300)):
-                pass
+        async with open_pool(server, clients) as pool:
             asking = asyncio.create_task(pool.generate([[1, 2]] * 3, SAMPLING))
             await started.wait()
             server.requests.clear()

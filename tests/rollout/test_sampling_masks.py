@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Body, FakeServer, clients_of, output, reader, serving
+from fake_server import Body, FakeServer, open_pool, output
 
 from areal_like.errors import ServerError
 from areal_like.rollout import router
-from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang import http as client
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.packing import pack
 from areal_like.types import Batch
@@ -55,13 +54,7 @@ def responses(
             return answers(body, masks, list(logprobs))
 
         server = FakeServer(generate)
-        async with (
-            serving(server) as urls,
-            clients_of(clients) as processes,
-            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
-        ):
-            async with pool.interrupt(0, Deadline(300)):
-                pass
+        async with open_pool(server, clients) as pool:
             made = await asyncio.gather(*(pool.sample([1, 2], sampling) for sampling in samplings))
         return made, server.bodies("/generate")
 

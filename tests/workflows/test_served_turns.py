@@ -11,12 +11,12 @@ import numpy as np
 import openai
 import pytest
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, event, output, reader, serving
+from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
 from areal_like.per_token import KeptIds, RouteShape, known_routes
-from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.pool import Sampling
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
@@ -85,13 +85,7 @@ def played(clients: int) -> tuple[list[Trajectory], Session, list[Body]]:
 
     async def run() -> tuple[list[Trajectory], Session, list[Body]]:
         server = FakeServer(Replies("abtha"))
-        async with (
-            serving(server) as urls,
-            clients_of(clients) as processes,
-            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
-        ):
-            async with pool.interrupt(0, Deadline(300)):
-                pass
+        async with open_pool(server, clients) as pool:
             sampling = Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids, routes=SHAPE)
             recorded, sessions = Session(OWN, pool.sample, sampling, Limits(99, 10**6)), OpenSessions()
             with sessions.open(recorded) as key:
@@ -164,13 +158,7 @@ def test_a_request_that_an_update_interrupts_has_the_rows_and_ids_of_one_answer(
 
     async def run() -> Any:
         server = FakeServer(generate)
-        async with (
-            serving(server) as urls,
-            clients_of(clients) as processes,
-            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
-        ):
-            async with pool.interrupt(0, Deadline(300)):
-                pass
+        async with open_pool(server, clients) as pool:
             asking = asyncio.create_task(pool.sample([1, 2], replace(SAMPLING, top_k=4, top_p=0.9)))
             while not pool.tokens_generated:
                 await asyncio.sleep(0.01)
