@@ -373,8 +373,12 @@ def test_servers_without_memory_are_asked_for_nothing_in_the_trainers_time_slice
     assert scene.sent == []
 
 
-def test_the_probe_is_scored_before_the_servers_lose_their_memory() -> None:
+def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+
+    async def train(*_: Any) -> dict[str, float]:
+        told.append("train")
+        return {}
 
     class Noting:
         def __getattr__(self, name: str) -> Any:
@@ -388,8 +392,9 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory() -> None:
     parts = cast(Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting))
     record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
     asyncio.run(loop._next_batch(parts, record, None))
-    asyncio.run(loop._compare_probe(parts, record, 0))
-    assert told == ["to_servers", "next_batch", "score", "to_trainer", "compare"]
+    monkeypatch.setattr(loop, "train_step", train)
+    asyncio.run(loop._train_and_compare(cast(Any, None), parts, [], 0, record))
+    assert told == ["to_servers", "next_batch", "score", "to_trainer", "compare", "train", "observe"]
 
 
 class MaskedTrainer:
