@@ -91,23 +91,22 @@ def modules(package: str) -> dict[str, Path]:
 OWN = modules("areal_like")
 COMPILER = modules("allocation")
 BOTH = OWN | COMPILER
+TREES = {module: ast.parse(file.read_text()) for module, file in BOTH.items()}
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and name of every module that a file imports, also within functions and for types alone."""
-    for node in ast.walk(ast.parse(file.read_text())):
+def imports(module: str) -> Iterator[tuple[int, str]]:
+    """Yield line and name of every module that one imports, also within functions and for types alone."""
+    for node in ast.walk(TREES[module]):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{file}:{node.lineno} imports relatively"
+            assert not node.level, f"{module}:{node.lineno} imports relatively"
             for alias in node.names:
                 member = f"{node.module}.{alias.name}"
                 yield node.lineno, member if member in BOTH else str(node.module)
 
 
-GRAPH = {
-    module: {name for _, name in imports(file) if name in BOTH and name != module} for module, file in BOTH.items()
-}
+GRAPH = {module: {name for _, name in imports(module) if name in BOTH and name != module} for module in BOTH}
 
 
 @pytest.mark.parametrize(("own", "order"), [(OWN, ORDER), (COMPILER, COMPILER_ORDER)], ids=["areal_like", "allocation"])
@@ -118,7 +117,7 @@ def test_each_part_imports_only_parts_below_it(own, order):
     wrong = [
         f"{file.relative_to(ROOT)}:{line} imports {name}"
         for module, file in own.items()
-        for line, name in imports(file)
+        for line, name in imports(module)
         if name in own and place(name) > place(module)
     ]
     assert wrong == []
@@ -146,8 +145,8 @@ def test_no_module_imports_many_of_ours():
 def test_the_compiler_imports_nothing_of_the_engine():
     found = [
         f"{module}:{line}"
-        for module, file in modules("allocation").items()
-        for line, name in imports(file)
+        for module in COMPILER
+        for line, name in imports(module)
         if name.split(".")[0] == "areal_like"
     ]
     assert found == []
@@ -172,7 +171,47 @@ def test_endpoints_of_servers_are_named_only_where_sglang_is():
         f"{file.relative_to(ROOT)}:{node.lineno} names {match[0]}"
         for module, file in OWN.items()
         if not module.startswith("areal_like.rollout.sglang")
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(TREES[module])
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := ENDPOINTS.search(node.value))
     ]
     assert found == []
+
+
+TEXTS = {"message", "help", "error", "errors"}  # of findings and errors, by the names that code gives them
+READERS = {"partition", "rpartition", "split", "rsplit", "index", "find"}
+PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub"}
+# The modules that take such a text apart: of libraries and other processes, which have no facts, and three of ours.
+READ_TEXTS = {
+    "allocation.cli.arguments": "a help's names of Megatron, for which this command has options",
+    "allocation.nearest": "the allocations that a help quotes",
+    "areal_like.cluster.workers": "Ray's",
+    "areal_like.data.dataset": "problem and remedy of an ImageError",
+    "areal_like.preflight.overrides": "the last line of a process that failed",
+    "areal_like.run.drift": "a server's answer",
+    "areal_like.trainer.fsdp.counting": "transformers'",
+    "areal_like.trainer.image_inputs": "transformers'",
+}
+
+
+def name_of(node: ast.AST) -> str:
+    """Return the name of a value, also as `str(value)`, `value.strip()` or `value or ""`."""
+    if isinstance(node, ast.Call):
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else [*node.args, node.func][0]
+        return name_of(inner)
+    return name_of(node.values[0]) if isinstance(node, ast.BoolOp) else getattr(node, "attr", getattr(node, "id", ""))
+
+
+def read_texts(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that take the text of a finding or an error apart, by string methods or by a pattern."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            read = [node.func.value] if node.func.attr in READERS else node.args if node.func.attr in PATTERNS else []
+            if TEXTS & {name_of(part) for part in read}:
+                yield node.lineno
+
+
+def test_findings_and_errors_are_told_apart_by_facts_and_not_by_their_texts():
+    found = {module: list(read_texts(tree)) for module, tree in TREES.items()}
+    wrong = [f"{BOTH[module]}:{line}" for module, lines in found.items() for line in lines if module not in READ_TEXTS]
+    assert wrong == []
+    assert [module for module in READ_TEXTS if not found[module]] == [], "which no longer read one"
