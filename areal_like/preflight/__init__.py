@@ -87,12 +87,12 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     train, models = prompts["train_dataset"], {role: found for role, found in role_specs.items() if found is not None}
     sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
     decided = (training_steps(config, len(train)), located, sharing, models, *find_routes(config, spec, plan))
-    job = Job(config, device, plan, algorithm, tokenizer, train, _evaluated(prompts), *decided)
+    job = Job(config, device, plan, algorithm, tokenizer, train, _name_evaluations(prompts), *decided)
     others = [replace(job, config=changed, plan=other) for changed, other in layouts]
     return Preflight(located, replace(job, layouts=others))
 
 
-def _evaluated(prompts: Prompts) -> Prompts:
-    """Return the evaluation prompts by the name of their dataset."""
+def _name_evaluations(prompts: Prompts) -> Prompts:
+    """Return the prompts of each evaluation by the name of its dataset."""
     keys = [key for key in prompts if key != "train_dataset" and prompts[key]]
     return {key.removeprefix("evaluator.datasets."): prompts[key] for key in keys}
