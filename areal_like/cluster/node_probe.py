@@ -1,4 +1,4 @@
-"""What a node of a run reports of itself and of its connections to others, from a process on it.
+"""The report of a run's node about itself and of its connections to others, from a process on it.
 
 The module is sent to the node by value, so it imports nothing but the standard library.
 """
