@@ -114,7 +114,7 @@ def simulated_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (ray, "nodes", lambda: trip(there)),
         (ray, "put", trip),
         (ray, "kill", lambda *_, **__: None),
-        (nodes, "probe_class", lambda: type("Probe", (), {"find_unreachable": lambda *_: []})),
+        (nodes, "Probe", type("Probe", (), {"find_unreachable": lambda *_: []})),
     ):
         monkeypatch.setattr(module, name, stand_in)
 
