@@ -77,4 +77,4 @@ def test_the_agent_learns(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
     rows = map(json.loads, (tmp_path / "terminal/run/metrics.jsonl").read_text().splitlines())
     rewards = [row["reward/held_out"] for row in rows if "reward/held_out" in row]
-    assert rewards[0] < 0.6 and rewards[-1] > 0.75, rewards
+    assert rewards[0] < 0.6 and rewards[-1] > rewards[0] + 0.1, rewards
