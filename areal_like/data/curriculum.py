@@ -12,13 +12,13 @@ from areal_like.types import Ints, Prompt
 
 
 class Curriculum(PromptStream):
-    """A PromptStream without most prompts that are too easy or too hard for the policy of the time.
+    """A PromptStream that skips most prompts that are too easy or too hard for the current policy.
 
     It goes through the plain stream and skips a row whose mean reward is outside `low` to `high`, except with the
     probability `revisit`. Rows are drawn in blocks, one for each training step. A block is drawn as soon as its groups
-    may start: `ahead` steps before the step that trains them, from the results that are known then. So the stream is a
-    function of the seed and of the results of each step, whenever groups start. A run that starts more groups, because
-    others were dropped, draws further blocks at once; a resumed run draws them at the same step (`Step.drawn`).
+    may start: `ahead` steps before the step that trains them, from the results known then. The stream therefore depends
+    only on the seed and on the results of each step, not on when groups start. A run that starts more groups to replace
+    dropped ones draws further blocks immediately; a resumed run draws them at the same step (`Step.drawn`).
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Curriculum(PromptStream):
 
     @property
     def drawn(self) -> int:
-        """Number of blocks that were drawn."""
+        """Number of blocks drawn so far."""
         return len(self._rows) // self._block
 
     def row(self, place: int) -> int:
@@ -52,7 +52,7 @@ class Curriculum(PromptStream):
         return self._rows[place]
 
     def observe(self, rows: Sequence[int], rewards: Sequence[float]) -> None:
-        """Note the results of a step."""
+        """Record the results of a step."""
         self._rates.observe(rows, rewards)
 
     def draw_ahead(self, version: int) -> None:
@@ -60,7 +60,7 @@ class Curriculum(PromptStream):
         self.draw_to(version + self._ahead + 1)
 
     def draw_to(self, blocks: int) -> None:
-        """Draw until there are so many blocks."""
+        """Draw until there are `blocks` blocks."""
         while self.drawn < blocks:
             random = np.random.default_rng([self._own_seed, self.drawn])
             for _ in range(self._block):
@@ -72,7 +72,7 @@ class Curriculum(PromptStream):
         return skipped
 
     def _draw(self, random: np.random.Generator) -> int:
-        """Return the next row; after a whole pass of skipped rows, whichever comes."""
+        """Return the next row; after a whole pass of skipped rows, return any row."""
         for _ in range(self._n_prompts):
             row = super().row(self._cursor)
             self._cursor += 1

@@ -1,4 +1,4 @@
-"""Rows in, prompts out: text or messages, tokenised, with lengths that a run can take."""
+"""From dataset rows to tokenised prompts within the length limits of a run."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.images import ImageError, Images
 from areal_like.types import AnswerCheck, Prompt
 
-type Note = Callable[[str, str], None]  # takes a field of the dataset's config, and what is to be known about it
+type Note = Callable[[str, str], None]  # takes a field of the dataset's config and a note about it
 
-MAIN = ""  # the name of the set at `path` among those of a mixture
+MAIN = ""  # the name of the set at `path` in a mixture
 
 
 def load_prompts(
@@ -32,9 +32,9 @@ def load_prompts(
 ) -> list[Prompt]:
     """Return all prompts of a dataset and of the sets mixed with it, tokenised; raise DatasetError.
 
-    Without a tokenizer the rows are only checked and the result is empty. `check_answer` is the reward's, None if
-    that does without answers. With `train_on_answers` the tokenizer has to know the words of the reference answers too.
-    `note` receives prompts that are too long and missing columns.
+    Without a tokenizer the rows are only checked and the result is empty. `check_answer` is the reward's check, None if
+    the reward needs no answers. With `train_on_answers` the tokenizer also has to encode the reference answers. `note`
+    receives overlong prompts and missing columns.
     """
     prompts = []
     for name, source in _sources(config):
@@ -43,7 +43,7 @@ def load_prompts(
             records = _check_rows(config, source, check_answer, train_on_answers, sees)
             if tokenizer is None:
                 continue
-            if check_answer is None:  # code of the user's reads the row
+            if check_answer is None:  # user code reads the row
                 _note_mixed_columns(source, records, note)
             seen = _without_empty_images(source, records)
             made = [_prompt(seen, name, tokenizer, row, it, train_on_answers) for row, it in enumerate(records)]
@@ -57,9 +57,9 @@ def load_prompts(
 
 
 def messages_of(source: SourceConfig, record: Record, images: Images = ()) -> list[dict[str, Any]]:
-    """Return a row's conversation: its messages, or its text as the user's, after `system_prompt` if it has no other.
+    """Return a row's conversation: its messages, or its text, with `system_prompt` if it has no system message.
 
-    With `images`, they stand in their places, in OpenAI's form. Raises ImageError where the numbers differ.
+    `images` fill the image placeholders, in OpenAI's format. Raises ImageError if the numbers differ.
     """
     given = value_at(record, source.prompt_field)
     own = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -72,16 +72,16 @@ def messages_of(source: SourceConfig, record: Record, images: Images = ()) -> li
 
 
 def tools_of(source: SourceConfig, record: Record) -> list[dict[str, Any]]:
-    """Return the tools of a row as JSON schemas: its own column's, where there is one, else `tools`."""
+    """Return the tools of a row as JSON schemas: from the tools column if there is one, else `tools`."""
     own = value_at(record, source.tools_field) if source.tools_field else None
     own = json.loads(own) if isinstance(own, str) else own
     return list(source.tools if own is None else own)
 
 
 def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
-    """Return two texts; the first differs if any prompt, its answer, the order or a column that JSON has is.
+    """Return two digests; the first changes with any prompt, answer or JSON column, and with the order.
 
-    The second is what runs of earlier versions have in its place, without columns.
+    Runs of earlier versions have the second instead, which ignores columns.
     """
     now, earlier = hashlib.sha256(), hashlib.sha256()
     for prompt in prompts:
@@ -91,7 +91,7 @@ def fingerprints(prompts: Sequence[Prompt]) -> tuple[str, str]:
         for image in prompt.images:
             now.update(hashlib.sha256(image).digest())
         for name, value in sorted(prompt.row.items(), key=lambda column: str(column[0])):
-            with suppress(TypeError, ValueError, RecursionError):  # an object, whose text may be another in every run
+            with suppress(TypeError, ValueError, RecursionError):  # an object, whose text may differ from run to run
                 now.update(json.dumps([str(name), value], sort_keys=True).encode())
     return now.hexdigest(), earlier.hexdigest()
 
@@ -115,9 +115,9 @@ def _check_rows(
     answers_needed: bool,
     sees: bool | None,
 ) -> Sequence[Record]:
-    """Return the rows that are used, each with a problem, and with an answer where one is needed; raises DatasetError.
+    """Return the rows that are used, each with a prompt, and with an answer if one is needed; raises DatasetError.
 
-    `sees` is whether the model takes images, None where it is not known.
+    `sees` is whether the model takes images, None if unknown.
     """
     records = read_records(source)
     if isinstance(config, ValidDatasetConfig) and config.max_samples is not None:
@@ -143,13 +143,13 @@ def _check_rows(
 
 
 def _answer(source: SourceConfig, record: Record) -> str | None:
-    """Return a row's reference answer, where it is text or a number."""
+    """Return a row's reference answer if it is text or a number."""
     answer = value_at(record, source.answer_field)
     return str(answer) if isinstance(answer, str | Real) and not isinstance(answer, bool) else None
 
 
 def _note_mixed_columns(source: SourceConfig, records: Sequence[Record], note: Note) -> None:
-    """Tell of the first row that lacks a column which the first one has."""
+    """Report the first row that lacks a column of the first one."""
     wanted = records[0].keys() if records else set()
     for row, record in enumerate(records):
         if missing := [name for name in wanted if name not in record]:
@@ -196,7 +196,7 @@ def _prompt(
     try:
         tokens = _encode(source, tokenizer, record, images)
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
-    except (TokenizerError, ValueError, TypeError) as error:  # the latter are of a row's tools
+    except (TokenizerError, ValueError, TypeError) as error:  # the last two come from a row's tools
         remedy = "correct the row or the chat template"
         raise _row_error("RUN-DATASET-TOKENS", source, row, "path", f"cannot be tokenised: {error}", remedy) from error
     messages = partial(messages_of, source, record, images)
@@ -214,14 +214,14 @@ def _prompt(
 
 
 def _without_empty_images(source: SourceConfig, records: Sequence[Record]) -> SourceConfig:
-    """Return the source without `image_field` where no row has a value there, so that `<image>` is a word."""
+    """Return the source without `image_field` if no row has a value there, so that `<image>` is plain text."""
     field = source.image_field
     is_used = field is not None and any(value_at(record, field) not in (None, []) for record in records)
     return source if is_used else source.model_copy(update={"image_field": None})
 
 
 def _images(source: SourceConfig, tokenizer: Tokenizer, row: int, record: Record) -> Images:
-    """Return the images of a row's column, which fit its text; raise DatasetError."""
+    """Return the images of a row's column; raise DatasetError if they do not match its text."""
     if (field := source.image_field) is None:
         return ()
     try:
@@ -250,7 +250,7 @@ def hinted_tokens(config: DatasetConfig, tokenizer: Tokenizer, prompt: Prompt, f
 def _encode(
     source: SourceConfig, tokenizer: Tokenizer, record: Record, images: Images = (), hint: str = ""
 ) -> list[int]:
-    """Encode a row; a plain text stays one without a chat template, unless something else asks for a conversation."""
+    """Encode a row; without a chat template plain text stays plain, unless a key requires a conversation."""
     given, tools = value_at(record, source.prompt_field), tools_of(source, record)
     plain = isinstance(given, str) and source.system_prompt is None and not images
     if plain and not tools and not source.chat_template_kwargs:
@@ -262,7 +262,7 @@ def _encode(
 
 
 def _with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, Any]]:
-    """Return the messages with a text at the end of the last one of the user."""
+    """Return the messages with a text appended to the last user message."""
     places = [place for place, message in enumerate(messages) if message["role"] == "user"]
     if not places:
         return [*messages, {"role": "user", "content": hint.strip()}]
@@ -273,7 +273,7 @@ def _with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, 
 
 
 def _limit_length(config: DatasetConfig, source: SourceConfig, prompts: list[Prompt], note: Note) -> list[Prompt]:
-    """Apply `overlong_prompts`; raise DatasetError if it refuses a prompt or drops all."""
+    """Apply `overlong_prompts`; raise DatasetError if it rejects a prompt or drops all."""
     most = config.max_prompt_length
     too_long = [prompt for prompt in prompts if len(prompt.tokens) > most]
     if not too_long:

@@ -1,8 +1,8 @@
-"""Types of models that transformers 5.12 knows only by code beside their checkpoints, which no run executes."""
+"""Model types that transformers 5.12 supports only by code in their checkpoints, which a run never executes."""
 
 
 def register_model_types() -> None:
-    """Have transformers read a `kimi_k2`, which is a `deepseek_v3` by another name, with its own code."""
+    """Have transformers read `kimi_k2`, another name of `deepseek_v3`, with its own code."""
     from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import (
         get_checkpoint_conversion_mapping,

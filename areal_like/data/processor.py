@@ -1,6 +1,6 @@
-"""How many tokens an image takes, and where they stand in a prompt, from the files of a model's processor alone.
+"""How many tokens an image takes and where they are in a prompt, from the files of a model's processor alone.
 
-The ids are those of transformers' processor, which needs torch and a second to import; a test compares them.
+The ids equal those of transformers' processor, which needs torch and takes a second to import; a test compares them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from areal_like.images import ImageError, Images, from_data_url, read_size
 
-GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # an image takes tokens by its size
+GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # the number of tokens depends on the image's size
 FIXED = ("gemma3",)  # every image takes the same number of tokens
-MOST_ASPECT = 200  # of height and width; transformers refuses more
+MOST_ASPECT = 200  # of height to width; transformers rejects more
 _PATCH, _MERGE, _LEAST, _MOST = 14, 2, 56 * 56, 28 * 28 * 1280  # transformers' defaults
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -73,8 +73,8 @@ class Fixed:
 class VisionProcessor:
     """The images of prompts of one model.
 
-    A chat template writes `mark` for an image, with one `placeholder`; the prompt has `before`, an image token for each
-    part of the image, and `after` in the place of that.
+    A chat template writes `mark` for an image, with one `placeholder`. In the prompt it is replaced by `before`, an
+    image token for each part of the image, and `after`.
     """
 
     sizes: Grid | Fixed
@@ -85,7 +85,7 @@ class VisionProcessor:
     after: str = ""
 
     def expand(self, text: str, images: Images) -> str:
-        """Return a text with the tokens of each image in the place of its placeholder. Raises ImageError."""
+        """Return a text with each image's placeholder replaced by its tokens. Raises ImageError."""
         parts = text.split(self.placeholder)
         if len(parts) - 1 != len(images):
             raise ImageError(

@@ -1,4 +1,4 @@
-"""Running means of the rewards of each prompt: what a new response to it is likely to be worth."""
+"""Running means of each prompt's rewards, as estimates of the reward of a new response."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -23,7 +23,7 @@ class PromptValues:
         self._sum, self._count = 0.0, 0.0
 
     def observe(self, rows: Sequence[int], rewards: Sequence[float]) -> None:
-        """Note the mean rewards of rows in one step, in their order."""
+        """Record the mean rewards of rows in one step, in their order."""
         for row, reward in zip(rows, rewards, strict=True):
             key = self._keys[row]
             self._sums[key] = self._decay * self._sums[key] + reward

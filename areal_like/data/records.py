@@ -1,4 +1,4 @@
-"""The rows of a dataset: JSONL, Parquet, the Hugging Face hub, `arithmetic`, or an object of the user's."""
+"""The rows of a dataset: JSONL, Parquet, the Hugging Face hub, `arithmetic`, or a user's object."""
 
 import json
 import os
@@ -20,8 +20,8 @@ _REFERENCE = re.compile(r".+:[\w.]+")
 class DatasetError(Exception):
     """A dataset that cannot be used.
 
-    `code` is the finding's, `field` the field of its config at fault, `problem` names file and row, `remedy` is the
-    fix.
+    `code` is the code of the finding, `field` the faulty field of the dataset's config; `problem` names file and row,
+    `remedy` is the fix.
     """
 
     def __init__(self, field: str, problem: str, remedy: str, *, code: str = "RUN-DATASET-FILE") -> None:
@@ -46,7 +46,7 @@ def read_records(config: SourceConfig) -> Sequence[Record]:
 
 
 def folder_of(path: str) -> Path:
-    """Return the folder that paths in a dataset's rows are relative to: that of a file, else the current one."""
+    """Return the folder that paths in a dataset's rows are relative to: the file's folder, else the current one."""
     return Path(path).absolute().parent if os.path.isfile(path) else Path.cwd()
 
 
@@ -63,14 +63,14 @@ def value_at(record: Record, field: str) -> Any:
 def _rows_of(rows: Any, name: str) -> list[Record]:
     """Return the rows of an object like torch.utils.data.Dataset: it has a length, and `rows[i]` is a dict of columns.
 
-    A function is called for them. Raises DatasetError, which calls the object `name`.
+    A function is called to get such an object. Raises DatasetError, whose message names the object `name`.
     """
     records: list[Record] = []
     try:
         rows = rows() if callable(rows) and not hasattr(rows, "__getitem__") else rows
         for index in range(len(rows)):
             records.append(rows[index])
-    except (Exception, SystemExit) as error:  # a user's object fails in any way it likes
+    except (Exception, SystemExit) as error:  # a user's object may raise anything
         reason = where_it_failed(error, name.rpartition(":")[0] or name)
         remedy = "write __len__ and __getitem__(index), which returns a dict, or a function that returns such an object"
         problem = f"{name}, row {len(records) + 1} cannot be read: {reason}"
@@ -93,9 +93,9 @@ def _read_object(reference: str) -> list[Record]:
 
 
 def _path_problem(path: str) -> str | None:
-    """Return why a path is neither a file that can be read nor a name on the hub.
+    """Return why a path is neither a readable file nor a name on the hub.
 
-    The datasets library would take other names for a folder or for one of its builders, and read what lies there.
+    The datasets library would take other names for a folder or one of its builders, and read the files there.
     """
     readable = path.endswith((".jsonl", ".parquet"))
     if os.path.isfile(path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from areal_like.images import ImageError, Images, as_data_url, decode, encode_picture, from_data_url
 
-PLACE = "<image>"  # in a text, as verl and others write it
+PLACE = "<image>"  # in a text, as in verl and other systems
 _NO_PLACE = "Write one <image> into the text for each image, or none: then the images come before the text"
 
 type Message = Mapping[str, Any]
@@ -45,7 +45,7 @@ def _read_image(value: Any, folder: Path) -> bytes:
     if isinstance(value, str) and value:
         try:
             return Path(os.path.expanduser(value) if value.startswith("~") else folder / value).read_bytes()
-        except (OSError, ValueError) as error:  # the latter for a zero byte in the name
+        except (OSError, ValueError) as error:  # the latter if the name has a zero byte
             reason = getattr(error, "strerror", None) or str(error)
             raise ImageError(f"{value[:200]} cannot be read from {folder}: {reason}. Correct the path") from error
     if hasattr(value, "convert") and hasattr(value, "save"):
@@ -57,15 +57,15 @@ def _read_image(value: Any, folder: Path) -> bytes:
 
 
 def count_places(messages: Sequence[Message]) -> int:
-    """Return how many places for images messages have."""
+    """Return the number of image placeholders in messages."""
     pieces = chain.from_iterable(map(_pieces, messages))
     return sum(piece["type"] == "image" for piece in pieces)
 
 
 def with_images(messages: Sequence[Message], images: Images) -> list[dict[str, Any]]:
-    """Return messages with images in their places, in OpenAI's form; at the start of the user's text without places.
+    """Return messages with images at their placeholders, or else at the start of the user's text, in OpenAI's format.
 
-    Raises ImageError where the numbers differ.
+    Raises ImageError if the numbers differ.
     """
     places = count_places(messages)
     if not places and images:
@@ -78,7 +78,7 @@ def with_images(messages: Sequence[Message], images: Images) -> list[dict[str, A
 
 
 def _fill(message: Message, left: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a message with the first parts that are `left` in its places."""
+    """Return a message with its placeholders filled with the first parts of `left`."""
     pieces = _pieces(message)
     if not any(piece["type"] == "image" for piece in pieces):
         return dict(message)

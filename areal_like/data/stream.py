@@ -1,4 +1,4 @@
-"""A stream over prompts in which every place can be found again, of one set or of several with weights."""
+"""A reproducible stream over the prompts of one dataset, or of several with weights."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +13,12 @@ from areal_like.types import Prompt
 class PromptStream:
     """Endless passes over the prompts, each in its own seeded order; `stream[place]` is the prompt at a place.
 
-    Order depends on `seed` and the number of the pass alone, so a place is all that a resumed run has to know.
+    The order depends on `seed` and the number of the pass only, so a resumed run needs only the place.
 
-    With `weights`, by the prompts' `dataset`, a pass has as many places as there are prompts, and each set the share of
-    them that its weight says, at least one. Every set has passes of its own, which it continues in the next pass
-    of the whole: a small set with a large weight comes more often, a large one with a small weight in parts.
+    With `weights`, by the prompts' `dataset`, a pass has as many places as there are prompts, and each dataset gets a
+    share of the places by its weight, at least one. Every dataset has passes of its own, which continue in the next
+    pass of the mixture: a small dataset with a large weight repeats, a large one with a small weight is split over
+    passes.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class PromptStream:
         names = [prompt.dataset for prompt in prompts]
         self._sets = [np.flatnonzero([name == of for of in names]) for name in weights or ()]
         self._shares = shares(list((weights or {}).values()), len(prompts)) if weights else []
-        self._order_of = lru_cache(maxsize=2)(self._order)  # of the passes that groups are started from
+        self._order_of = lru_cache(maxsize=2)(self._order)  # the passes that groups are started from
 
     def row(self, place: int) -> int:
         """Return the number of the prompt at a place, among all prompts."""
@@ -49,7 +50,7 @@ class PromptStream:
         which = np.repeat(np.arange(len(self._sets)), self._shares)
         if self._shuffle:
             which = which[self._pass(len(which), [self._seed, epoch])]
-        else:  # each set evenly over the pass
+        else:  # spread each set evenly over the pass
             which = which[np.argsort(np.concatenate([(np.arange(n) + 0.5) / n for n in self._shares]), kind="stable")]
         order = np.empty(len(which), np.int64)
         for number, (members, share) in enumerate(zip(self._sets, self._shares, strict=True)):
@@ -64,7 +65,7 @@ class PromptStream:
 
 
 def shares(weights: Sequence[float], places: int) -> list[int]:
-    """Return the places of each set, which add up: the largest remainders are rounded up, and no set has none."""
+    """Return each set's number of places, at least one; the sum is `places`, with the largest remainders rounded up."""
     exact = np.array(weights) / sum(weights) * places
     counts = np.floor(exact).astype(int)
     for number in np.argsort(counts - exact)[: places - counts.sum()]:

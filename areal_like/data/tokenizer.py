@@ -1,7 +1,7 @@
-"""Text to token ids and back, from a model's `tokenizer.json`: without torch, and ready in 0.2 s.
+"""Encoding and decoding with a model's `tokenizer.json`: without torch, and ready in 0.2 s.
 
-Chat templates are rendered by transformers itself. That one module of it takes a second to import, without torch, and
-only a model that has a template waits for it.
+transformers renders chat templates. Its module for that takes a second to import, without torch, and only models
+with a template import it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from areal_like.demo.image_processor import PROCESSOR
 from areal_like.demo.tokenizers import EOS, make_tokenizer
 from areal_like.images import ImageError, Images
 
-# A template is a program: it fails by its own hand, or as any expression of Python does.
+# A template is a program: it raises its own errors, or those of any Python expression.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-# What a model without a chat template gets for a conversation: its start token, the tools as JSON, and a line
-# `role: content` for each message. A turn of the assistant ends with the end token, as it was generated; its tool calls
-# have the form of Qwen's (SGLang's tool parser `qwen25`).
+# The template for models without one: the start token, the tools as JSON, and a line `role: content` for each message.
+# An assistant turn ends with the end token, as generated; its tool calls have Qwen's format (SGLang's tool parser
+# `qwen25`).
 PLAIN_TEMPLATE = (
     "{{ bos_token }}{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: "
@@ -57,8 +57,8 @@ class TokenizerError(Exception):
 class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
-    `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` is where the tokenizer's
-    files lie, None if it was made here. `vision` is the model's image processor; None for a model of text alone.
+    `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` has the tokenizer's
+    files, None for a generated tokenizer. `vision` is the model's image processor; None for a text-only model.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Tokenizer:
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         with _LibraryErrors(f"{file} does not describe a tokenizer"):
             backend = tokenizers.Tokenizer.from_str(_read_text(file))
-        backend.no_truncation()  # a file keeps how its texts were cut and padded in training
+        backend.no_truncation()  # the file keeps truncation and padding settings from training
         backend.no_padding()
         settings = _read_json(directory / "tokenizer_config.json")
         special = _special_tokens(settings)
@@ -121,11 +121,11 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> list[int]:
-        """Return token ids of a text as it stands, with the special tokens that the tokenizer puts around any text."""
+        """Return token ids of a plain text, with the special tokens that the tokenizer adds to any text."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return token ids of a problem: the user's turn of the chat template if there is one, else plain text."""
+        """Return token ids of a problem: a user turn of the chat template if there is one, else plain text."""
         if self._template is None:
             return self.encode(text)
         return self.encode_chat([{"role": "user", "content": text}])
@@ -133,14 +133,14 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] | None = None, **arguments: Any
     ) -> list[int]:
-        """Return token ids of a conversation, the start of the assistant's next turn included; as `render_chat`.
+        """Return token ids of a conversation, including the start of the assistant's next turn; see `render_chat`.
 
-        Images of the messages (`processor.images_of`) have the tokens that their parts take.
+        Images of the messages (`processor.images_of`) have as many tokens as their parts.
         """
         return self.encode_rendered(self.render_chat(messages, tools, **arguments), messages)
 
     def encode_rendered(self, text: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return token ids of what the chat template makes of messages, with their images; raises TokenizerError."""
+        """Return token ids of rendered messages with their images; raises TokenizerError."""
         try:
             return self.encode_text(self._expand(text, images_of(messages)))
         except ImageError as error:
@@ -161,7 +161,7 @@ class Tokenizer:
         """Return the text of a conversation, the start of the assistant's next turn included.
 
         `tools` are JSON schemas; `arguments` are variables of the template, such as `enable_thinking`. A tokenizer
-        without a template has PLAIN_TEMPLATE. Raises TokenizerError where the template refuses.
+        without a template uses PLAIN_TEMPLATE. Raises TokenizerError if the template rejects the messages.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -177,7 +177,7 @@ class Tokenizer:
         return str(text)
 
     def encode_text(self, text: str) -> list[int]:
-        """Return token ids of a text that names its special tokens itself, as what a template gives does."""
+        """Return token ids of a text that contains its special tokens, such as a rendered template."""
         return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> list[int]:
@@ -185,7 +185,7 @@ class Tokenizer:
         return [*self._encode(text, add_special_tokens=False), self.eos_token_ids[0]]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of token ids, special tokens left out unless they are wanted."""
+        """Return the text of token ids, without special tokens unless `special` is set."""
         return self.backend.decode(list(tokens), skip_special_tokens=not special)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -205,7 +205,7 @@ class _LibraryErrors(AbstractContextManager[None]):
 
 
 def _download(name: str) -> Path:
-    """Fetch the tokenizer's files of a model on the hub, or find them in its cache."""
+    """Download the tokenizer's files of a model on the hub, or find them in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -223,7 +223,7 @@ def _download(name: str) -> Path:
 
 
 def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """End tokens in the order of precedence that generation uses; raise TokenizerError for one that is not a token."""
+    """Return the end tokens in generation's order of precedence; raise TokenizerError for an unknown token."""
     known = set(backend.get_vocab().values())
     for file in (directory / "generation_config.json", directory / "config.json"):
         ids = _read_json(file).get("eos_token_id")
@@ -239,7 +239,7 @@ def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapp
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each token that the settings name, such as `eos_token`; models of images name more."""
+    """Return the text of each token that the settings name, such as `eos_token`; vision models name more."""
     extra = settings.get("extra_special_tokens")
     named = {**(extra if isinstance(extra, Mapping) else {}), **settings}
     names = (key for key in named if key.endswith("_token") and not key.startswith("add_"))

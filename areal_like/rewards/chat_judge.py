@@ -24,7 +24,7 @@ _COUNTS = ("judged", "cached", "failed")
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """A server with OpenAI's interface at the base URL `url`, the name of its model, and its access token."""
+    """An OpenAI-compatible server: its base URL `url`, the name of its model, and its access token."""
 
     url: str
     model: str
@@ -40,8 +40,8 @@ class JudgeServer:
 class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
     """Scores responses by asking a language model on `servers` in turn; a Judge (`rewards/scoring.py`).
 
-    Entering it has the judge score `probe` with its reference answer as the response, so that a wrong URL, token, model
-    or prompt ends the run before it trains.
+    On entry, the judge scores `probe` with its reference answer as the response, so that a wrong URL, token, model or
+    prompt ends the run before training starts.
     """
 
     def __init__(self, config: ChatJudgeConfig, probe: Prompt, servers: Sequence[JudgeServer]) -> None:
@@ -72,11 +72,11 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
         await self._close()
 
     async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
-        """Return a reward for each response, or why there is none."""
+        """Return a reward or a failure for each response."""
         return await asyncio.gather(*(self._score(prompt, response) for response in responses))
 
     def statistics(self) -> dict[str, float]:
-        """Return the responses that were judged, had their score in the cache, or failed, since the last call."""
+        """Return how many responses were judged, scored from the cache, or failed since the last call."""
         counts = {f"judge/{name}": float(self._counts[name]) for name in _COUNTS}
         self._counts.clear()
         return counts
@@ -92,7 +92,7 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
         return outcome if isinstance(outcome, Failure) else Reward(outcome)
 
     async def _judge(self, text: str) -> float | Failure:
-        """Return the reward that one request gives. Waiting for a place does not count in the time limit."""
+        """Return the reward from one request. The time limit does not include the wait for a free slot."""
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         limit = self._config.timeout_s
@@ -116,7 +116,7 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
         return reward
 
     async def _ask(self, text: str) -> tuple[str, bool]:
-        """Return the judge's answer, and whether a limit of tokens cut it off."""
+        """Return the judge's answer, and whether the token limit cut it off."""
         config, number = self._config, next(self._turn) % len(self._clients)
         optional = {"temperature": config.temperature, "max_tokens": config.max_tokens}
         completion = await self._clients[number].chat.completions.create(
@@ -129,15 +129,15 @@ class ChatJudge(AbstractAsyncContextManager["ChatJudge"]):
 
 
 def _make_clients(config: ChatJudgeConfig, servers: Sequence[JudgeServer]) -> list[Any]:
-    """Return the clients; they repeat requests by themselves. Their import takes a second, so a thread calls this."""
+    """Return the clients, which retry failed requests. Importing them takes a second, so call this in a thread."""
     from openai import AsyncOpenAI
 
     return [
         AsyncOpenAI(
             base_url=server.url,
-            api_key=server.token or "none",  # the client refuses to send no token
+            api_key=server.token or "none",  # the client requires a token
             max_retries=config.retries,
-            timeout=2 * config.timeout_s,  # of one request: the limit of all repetitions ends first
+            timeout=2 * config.timeout_s,  # per request; the limit over all retries fires first
         )
         for server in servers
     ]

@@ -1,8 +1,8 @@
-"""The process that reward workers are forked from: it has imported what they need, and ends what they leave behind.
+"""The process that reward workers are forked from: it preloads their imports and kills processes they leave behind.
 
-It has one thread and runs no user code. The orphans of a worker, in whatever session, group or environment, become its
-children and are killed as soon as the worker has ended. When the process that started it ends, or closes its end of the
-control socket, it ends too, with everything that descends from it.
+It has one thread and runs no user code. Orphans of a worker, whatever their session, group or environment, become
+children of this process and are killed once the worker has ended. When the parent process ends or closes its end of the
+control socket, this process kills all its descendants and exits.
 
 The control socket carries `fork`, with the worker's connection and a pipe that reports its process id and later how it
 ended, and `kill PID`.
@@ -25,14 +25,14 @@ from areal_like.rewards import worker
 from areal_like.runtime.descendants import adopt_orphans, children, end_children
 
 FORK, KILL = b"fork", b"kill "
-REPORT = struct.Struct("i")  # what a worker's pipe gets: its process id or -errno, then the status that waitpid gave
-_POLL_S = 1.0  # how soon it notices that its parent has ended, should a fork of the parent keep the socket open
+REPORT = struct.Struct("i")  # sent on a worker's pipe: its process id or -errno, then its waitpid status
+_POLL_S = 1.0  # between two checks of the parent, in case a fork of the parent keeps the socket open
 
 
 def command(preload: Sequence[str], prepare: tuple[str, str, str] | None, log: Path | None) -> list[str]:
     """Return the command that starts a fork server; its standard input is the control socket.
 
-    `preload` are modules; `prepare` is a module, a function of it that caches, and its argument.
+    `preload` lists modules; `prepare` is a module, a caching function in it, and the function's argument.
     """
     ours = {"preload": list(preload), "prepare": prepare, "log": str(log) if log else None}
     setup = {"path": sys.path, "argv": sys.argv, "ours": ours}
@@ -52,9 +52,9 @@ def main(parent: int, preload: Sequence[str], prepare: Sequence[str] | None, log
     """Import and prepare, then serve until the parent is gone."""
     control = socket.socket(fileno=os.dup(0))
     adopt_orphans()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of a whole run: it ends its workers first
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # sent to a whole run, which stops its workers first
     for name in preload:
-        with suppress(Exception):  # the call that needs it imports it again, and reports why it cannot
+        with suppress(Exception):  # the call that needs the module imports it again and reports the error
             importlib.import_module(name)
     if prepare:
         with suppress(Exception):
@@ -90,7 +90,7 @@ class _ForkServer:
                     os.close(report)
         for orphan in children() - self._reports.keys():
             with suppress(ProcessLookupError):
-                os.kill(orphan, signal.SIGKILL)  # its end wakes this process again, which then has its children
+                os.kill(orphan, signal.SIGKILL)  # its exit wakes this process again, which then has its children
 
     def _answer(self) -> bool:
         """Execute a command of the control socket; return False if the other end is closed."""
@@ -105,7 +105,7 @@ class _ForkServer:
         server = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # no memory or no process id is left
+        except OSError as error:  # out of memory or process ids
             _report(report, -(error.errno or 1))
             os.close(connection)
             os.close(report)
@@ -126,5 +126,5 @@ class _ForkServer:
 
 
 def _report(pipe: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # no caller waits for it any more
+    with suppress(BrokenPipeError):  # the caller has stopped waiting
         os.write(pipe, REPORT.pack(number))

@@ -1,9 +1,9 @@
-"""A user's reward function: how it looks, and what it may return. Runs in the workers of a `RewardPool`.
+"""A user's reward function: its signature and return values. Runs in the workers of a `RewardPool`.
 
 `score(response: str, row: dict) -> float` judges one response. `score_group(responses: list[str], row: dict) ->
-list[float]` judges all responses to a prompt, and may compare them. Which of the two a function is, its first parameter
-says. Either may be `async`, and may give a dict in place of a float: its key `reward` is the reward, the others are
-recorded beside it.
+list[float]` judges all responses to a prompt, and may compare them. The name of the first parameter decides which of
+the two a function is. Either may be `async`, and may return a dict instead of a float: its key `reward` is the reward,
+and its other values are recorded with it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from areal_like.types import Reward
 
 ONE, GROUP = "response", "responses"  # names of the first parameter
 VALUE = "reward"  # key of a dict with named parts
-MOST = 3.4e38  # beyond it rewards, which are trained on in float32, are infinite
+MOST = 3.4e38  # larger rewards would overflow in float32, the type used in training
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def compares_group(portable: Portable) -> bool:
 
 
 def group_test(portable: Portable) -> Callable[[], bool]:
-    """Return, in a worker, the test of whether a function compares responses."""
+    """Return, in a worker, a test of whether a reward function compares responses."""
     compares = compares_group(portable)
     return lambda: compares
 
@@ -49,7 +49,7 @@ def group_test(portable: Portable) -> Callable[[], bool]:
 def judge(portable: Portable) -> Callable[[Sequence[str], Mapping[str, Any]], list[Reward]]:
     """Return, in a worker, the function that judges the responses to one row: all of them, or one.
 
-    What it gives raises UserCodeError where the function fails or returns something else than it should.
+    The returned function raises UserCodeError if the user's function fails or returns an invalid value.
     """
     function, compares, name = portable.load(), compares_group(portable), portable.reference
 
@@ -65,7 +65,7 @@ def _call(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     try:
         given = function(*arguments)
         return _loop().run(given) if inspect.iscoroutine(given) else given
-    except BaseException as error:  # a user's function fails in any way it likes
+    except BaseException as error:  # a user's function may raise anything
         code = getattr(inspect.unwrap(function), "__code__", None)
         reason = where_it_failed(error, code.co_filename) if code else f"{type(error).__name__}: {error}"
         raise UserCodeError(f"{name}, {_one_line(reason, 500)}") from error
@@ -87,7 +87,7 @@ def _as_list(given: Any, count: int, name: str) -> list[Any]:
 
 
 def as_reward(given: Any, name: str) -> Reward:
-    """Return what the function `name` returned: a finite number or a dict of them; raise UserCodeError otherwise."""
+    """Convert the return value of `name`, a finite number or a dict of them; raise UserCodeError otherwise."""
     if not isinstance(given, Mapping):
         return Reward(_number(given, name, "a number, or a dict of numbers"))
     if VALUE not in given:
@@ -103,7 +103,7 @@ def _number(given: Any, name: str, wanted: str) -> float:
         number = math.nan if isinstance(given, str | bytes) else float(given)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not abs(number) <= MOST:  # nan is not, either
+    if not abs(number) <= MOST:  # rejects NaN, too
         raise UserCodeError(f"{name} returned {_show(given)}, not {wanted}")
     return number
 

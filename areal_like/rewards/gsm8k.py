@@ -1,7 +1,7 @@
-"""Is a response's final answer the reference's? GSM8K's rule, with math-verify for what is not a plain integer.
+"""Comparison of final answers by GSM8K's rule, with math-verify for answers that are not plain integers.
 
-GSM8K's grader (grade_school_math/dataset.py) takes the number right after `####`, whatever follows it. So do we where
-the reference is a plain number and words follow: `18 eggs` is 18, but neither `7/2` nor `7 million` is 7.
+GSM8K's grader (grade_school_math/dataset.py) takes the number right after `####`, whatever follows it. This module does
+the same if the reference is a plain number and words follow: `18 eggs` is 18, but neither `7/2` nor `7 million` is 7.
 """
 
 import re
@@ -21,9 +21,9 @@ _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _MARK = "####"
 _BOX = r"\boxed{"
-# The longest final answer that is looked at, in characters: so many, and so many for each of the reference's. The same
-# value unreduced, spelled out or with units is a few times as long; what is longer is a loop of the model, and
-# comparing it would take until the time limit.
+# The maximum length of a final answer in characters: a constant, plus a factor per character of the reference. The same
+# value unreduced, spelled out or with units is a few times as long. A longer answer is a repetition loop of the model,
+# and comparing it would run into the time limit.
 _LONGEST, _LONGEST_PER_CHARACTER = 100, 4
 
 
@@ -47,16 +47,16 @@ def final_answer(text: str) -> str | None:
 
 
 def check(answer: str) -> tuple[str, str] | None:
-    """Return what a reference answer lacks and a fix, or None if a response can equal it."""
+    """Return the fault of a reference answer and a fix, or None if a response can equal it."""
     if final_answer(answer) is None:
         return "no final answer", "end it with `#### ` and the answer"
     return None
 
 
 def quick(response: str, answer: str) -> float | None:
-    """Return the reward where plain integers settle it, None where `verify` has to look.
+    """Return the reward if plain integers decide it, None if `verify` has to run.
 
-    1.0 or 0.0, as `verify` would give it: without a final answer it is 0, and two integers are compared as such.
+    The reward is 1.0 or 0.0, as from `verify`: 0 without a final answer; two integers are compared as integers.
     """
     given, wanted = _final_answers(response, answer)
     if given is None:
@@ -67,7 +67,7 @@ def quick(response: str, answer: str) -> float | None:
 
 
 def verify(response: str, answer: str) -> float:
-    """Return 1.0 if the final answers are mathematically equal, else 0.0. May never return: give it a process."""
+    """Return 1.0 if the final answers are mathematically equal, else 0.0. May hang: call it in a process of its own."""
     from areal_like.rewards.symbolic import equal  # takes seconds
 
     given, wanted = _final_answers(response, answer)
@@ -77,7 +77,7 @@ def verify(response: str, answer: str) -> float:
 def _final_answers(response: str, answer: str) -> tuple[str | None, str | None]:
     """Return the final answers of both; against a plain number, words after a response's number are ignored.
 
-    A response's answer that is far longer than the reference's is none.
+    An answer that is far longer than the reference counts as missing.
     """
     given, wanted = final_answer(response), final_answer(answer)
     if given and wanted and _PLAIN.fullmatch(wanted) and (amount := _AMOUNT.fullmatch(given)):

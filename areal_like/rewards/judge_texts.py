@@ -1,4 +1,4 @@
-"""From a prompt and a response to the judge's message, and from the judge's answer to a reward."""
+"""The message to a judge, from a prompt and a response, and the reward, from the judge's answer."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from areal_like.data.records import value_at
 from areal_like.types import Prompt
 
 FIELDS = ("question", "answer", "response")
-PLACEHOLDER = re.compile(r"\{(\w+)\}")  # other braces, as of JSON, are text
+PLACEHOLDER = re.compile(r"\{(\w+)\}")  # other braces, as in JSON, are text
 
 
 def fill(template: str, prompt: Prompt, response: str) -> str:
@@ -52,7 +52,7 @@ def _find_last(answer: str, pattern: str) -> Any:
 
 
 def _in_json(answer: str, field: str) -> Any:
-    """Return a field of the JSON object in an answer, which may stand between other text, such as a code fence."""
+    """Return a field of the JSON object in an answer; other text, such as a code fence, may surround the object."""
     start, end = answer.find("{"), answer.rfind("}")
     try:
         value = json.loads(answer[start : end + 1])

@@ -1,8 +1,8 @@
-"""A killable pool: a call that does not end in time fails alone, and costs its neighbours nothing.
+"""A pool of killable processes: a call that exceeds its time limit fails without affecting other calls.
 
-Each place for a worker has a thread, which hands one call after another to the worker there and replaces it when it has
-ended. Workers are forked from a server (`forkserver.py`) that has imported the shipped verifiers' libraries: to replace
-one takes milliseconds.
+Each worker slot has a thread, which sends one call after another to its worker and replaces a worker that has ended.
+Workers are forked from a server (`forkserver.py`) that has imported the shipped verifiers' libraries, so replacing one
+takes milliseconds.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from areal_like.rewards import forkserver, worker
 from areal_like.rewards.processes import Ended, ForkServer, TookTooLong, Worker
 from areal_like.runtime.descendants import resident_bytes
 
-IMPORT_LIMIT_S = 60.0  # for a worker's first call to load what it calls, before its own limit begins
-_SPARE_S = 5.0  # a worker ends by its own limits, which leave a traceback; this much later it is killed
-_CALLS = 10_000  # of one worker: what leaks descriptors, threads or files does not do so for a whole run
-_FULL = 0.5  # of the memory limit: a worker that keeps more between two calls is replaced, which costs no reward
+IMPORT_LIMIT_S = 60.0  # for a worker's first call to import its function, before the call's own limit starts
+_SPARE_S = 5.0  # a worker's own limit ends it with a traceback; otherwise it is killed this much later
+_CALLS = 10_000  # per worker, which bounds leaks of descriptors, threads and files
+_FULL = 0.5  # of the memory limit; a worker that holds more between calls is replaced, which loses no reward
 
 
 class Cause(StrEnum):
-    """Why a call gave nothing."""
+    """Reason why a call has no result."""
 
     TIMED_OUT = "timed_out"
     DIED = "died"
@@ -56,12 +56,12 @@ class _Call:
 
 
 class RewardPool:
-    """Calls functions in processes; used as a context, plain or asynchronous, it leaves no process behind.
+    """Calls functions in processes; as a context manager, plain or asynchronous, it leaves no process behind.
 
-    `workers` is None for one per core. Time limits, in seconds, count from when a worker takes up a call, not from when
-    it is handed in; every call ends, whatever the processes do. A call whose worker takes more than `memory_mb`, its
-    children included, fails. What calls print goes to `log`, as far as it has room. `preload` are modules that most
-    calls need, `prepare` is a module, a function of it that caches, and its argument: workers share what it makes.
+    `workers` is None for one per core. Time limits, in seconds, start when a worker receives a call, not when the call
+    is queued; every call ends, whatever the processes do. A call fails if its worker and the worker's children exceed
+    `memory_mb`. The output of calls goes to `log`, up to its size limit. `preload` lists modules that most calls need.
+    `prepare` is a module, a caching function in it, and the function's argument; all workers share the result.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RewardPool:
         self._waits: list[float] = []
 
     def begin(self) -> None:
-        """Start fork server and threads, unless that was done; else the first call does."""
+        """Start the fork server and the threads if they are not running; otherwise the first call starts them."""
         with self._lock:
             if self._begun or self._ended:
                 return
@@ -97,7 +97,7 @@ class RewardPool:
             thread.start()
 
     async def call(self, load: Callable[[], Callable[..., Any]], *arguments: Any) -> Any | Failure:
-        """Return what the function that `load` gives in a worker returns, or why there is nothing.
+        """Call the function that `load` returns in a worker; return its result or a failure.
 
         `load` is a module's own function or a `functools.partial` of one, so that a worker can import it.
         """
@@ -108,7 +108,7 @@ class RewardPool:
         return self._hand_in(load, arguments).result()
 
     def queue_seconds(self) -> tuple[float, float]:
-        """Mean and longest time that calls waited for a worker since this was last asked; zeros where none had to."""
+        """Return the mean and longest wait of calls for a worker since the last query; zeros if none waited."""
         waits, self._waits = self._waits, []
         return (sum(waits) / len(waits), max(waits)) if waits else (0.0, 0.0)
 
@@ -116,7 +116,7 @@ class RewardPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the worker processes at once, unfinished work included."""
+        """Kill the worker processes at once, even with unfinished work."""
         await asyncio.to_thread(self._end)
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class RewardPool:
         return outcome
 
     def _serve(self) -> None:
-        """Have workers answer calls, one after another, until there is a None in their place."""
+        """Send queued calls to a worker, one after another, until a None is queued."""
         process = None
         while (call := self._calls.get()) is not None:
             if not call.outcome.set_running_or_notify_cancel():
@@ -192,7 +192,7 @@ class RewardPool:
             return self._living_server().fork()
 
     def _living_server(self) -> ForkServer:
-        """Return the fork server, or a new one where it has ended; raise Ended."""
+        """Return the fork server, or a new one if it has ended; raise Ended."""
         with self._lock:
             if self._ended or self._server is None:
                 raise Ended("the pool has ended")

@@ -1,4 +1,4 @@
-"""A fork server and its workers, as the process that started them sees them. No wait here is without a limit."""
+"""Handles of a fork server and its workers in the process that started them. Every wait has a time limit."""
 
 import os
 import select
@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection, wait
 from areal_like.rewards.forkserver import FORK, KILL, REPORT
 from areal_like.runtime.descendants import descendants, resident_bytes
 
-START_S = 300.0  # that a fork server has for its imports on a busy machine; then it is replaced
-END_S = 60.0  # that a killed process has to end, or that one may take to read or write its bytes
-STOP_S = 10.0  # that a fork server has to end all of its workers
-_WATCH_S = 0.25  # between two looks at the memory of a worker that is busy
+START_S = 300.0  # for a fork server's imports on a busy machine; then it is replaced
+END_S = 60.0  # for a killed process to end, or for a process to read or write its bytes
+STOP_S = 10.0  # for a fork server to stop all of its workers
+_WATCH_S = 0.25  # between two checks of a busy worker's memory
 
 
 class Ended(Exception):
@@ -32,7 +32,7 @@ class TookTooLong(Exception):
 
 
 class ForkServer:
-    """A fork server's process, started by `forkserver.command`. Raises OSError where it cannot be started."""
+    """A fork server's process, started by `forkserver.command`. Raises OSError if it cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -43,14 +43,14 @@ class ForkServer:
         self.pid = self._process.pid
 
     def lives(self) -> bool:
-        """Return whether its process is there; it may be stopped, or too busy to answer."""
+        """Return whether its process exists; it may be suspended, or too busy to answer."""
         return self._process.poll() is None
 
     def fork(self) -> "Worker":
         """Return a new worker; raises Ended if there is none within START_S."""
         ours, theirs = socket.socketpair()
         report, their_report = os.pipe()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)  # one that is stopped takes nothing
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)  # a suspended process reads nothing
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
         worker = Worker(self, Connection(ours.detach()), Connection(report, writable=False))
         try:
@@ -66,18 +66,18 @@ class ForkServer:
         return worker
 
     def kill(self, worker: int) -> None:
-        """Have it kill a worker: of its own children no process id can be another process's."""
+        """Kill a worker through the fork server, whose own children's process ids cannot have been reused."""
         try:
             self._control.sendall(KILL + str(worker).encode())
-        except OSError:  # it has ended, and its workers with it
+        except OSError:  # the fork server has ended, and its workers with it
             return
 
     def stop(self) -> None:
-        """End it, and everything that descends from it."""
+        """Stop the fork server and all of its descendants."""
         self._control.close()
         try:
             self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:  # it was stopped; its workers end with it
+        except subprocess.TimeoutExpired:  # it is suspended; its workers end with it
             self._process.kill()
             self._process.wait()
 
@@ -94,7 +94,7 @@ class Worker:
         self.calls = 0
 
     def begin(self) -> None:
-        """Wait for its process; raises Ended."""
+        """Wait for the worker's process; raises Ended."""
         try:
             self.pid = self._read_report(START_S)
             if self.pid < 0:
@@ -104,7 +104,7 @@ class Worker:
             raise
 
     def call(self, call: bytes, limit_s: float, memory_bytes: float) -> bytes:
-        """Return the answer to a call; raises Ended and TookTooLong, after which nothing of the worker is left."""
+        """Return the answer to a call; raises Ended and TookTooLong, and then the worker's processes are gone."""
         self.calls += 1
         deadline = time.monotonic() + limit_s
         try:
@@ -116,7 +116,7 @@ class Worker:
                     raise Ended(
                         f"it took {used >> 20} MiB of memory; reward.memory_mb allows {int(memory_bytes) >> 20}"
                     )
-            if self._connection.fileno() in ready:  # also where it has ended since it answered
+            if self._connection.fileno() in ready:  # also if it has ended since it answered
                 return self._connection.recv_bytes()
         except (EOFError, OSError):
             pass
@@ -144,7 +144,7 @@ class Worker:
         """Return the next number that its fork server reports; raises Ended."""
         data = os.read(self._report.fileno(), REPORT.size) if wait([self._report], limit_s) else b""
         if not data:
-            self._server.stop()  # if it has not ended, it hangs; the next worker has another one
+            self._server.stop()  # if it has not ended, it hangs; the next worker gets a new one
             raise Ended("its fork server has ended")
         return int(REPORT.unpack(data)[0])
 

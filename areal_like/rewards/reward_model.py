@@ -1,4 +1,4 @@
-"""A reward model on servers of its own: a sequence classifier whose one logit is the reward."""
+"""A reward model on servers of its own: a sequence classifier with one logit, the reward."""
 
 import asyncio
 import itertools
@@ -18,9 +18,9 @@ from areal_like.types import Prompt, Reward
 class RewardModel(AbstractAsyncContextManager["RewardModel"]):
     """Scores conversations, each with a response for its last message; a Judge (`rewards/scoring.py`).
 
-    The conversation is written in the chat template of the reward model at `directory` and encoded by its tokenizer,
-    whatever the policy's are. The score is that of the last token that is not the padding token, as transformers has
-    it. `timeout_s` is the longest time for one response, its turn at the server included.
+    The conversation is rendered with the chat template and the tokenizer of the reward model at `directory`, whatever
+    the policy's are. The score is the logit at the last token that is not padding, as in transformers. `timeout_s`
+    limits the time for one response, including the wait for its turn at the server.
     """
 
     def __init__(self, urls: Sequence[str], token: str, directory: Path, timeout_s: float) -> None:
@@ -36,12 +36,12 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
         await self._session.close()
 
     async def __call__(self, responses: Sequence[str], prompt: Prompt) -> list[Reward | Failure]:
-        """Return a reward for each response, or why there is none."""
+        """Return a reward or a failure for each response."""
         return await asyncio.gather(*(self._score(prompt, response) for response in responses))
 
     async def _score(self, prompt: Prompt, response: str) -> Reward | Failure:
         try:
-            tokens = await asyncio.to_thread(self._tokens, prompt, response)  # tens of milliseconds, for long ones
+            tokens = await asyncio.to_thread(self._tokens, prompt, response)  # takes tens of milliseconds if long
             return Reward(await next(self._servers).classify(tokens, self._timeout_s))
         except TokenizerError as error:
             return Failure(Cause.RAISED, f"the reward model's tokenizer: {error}")

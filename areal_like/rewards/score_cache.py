@@ -1,4 +1,4 @@
-"""Scores by the text that was scored: an equal text is scored once, also while its first request is under way."""
+"""A cache of scores by text: equal texts are scored once, also while the first request is pending."""
 
 import asyncio
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from areal_like.rewards.pool import Failure
 
 
 class ScoreCache:
-    """The last `size` scores; failures are not kept. Texts are known by their digests, as they may be long."""
+    """The last `size` scores, without failures. Texts are stored as digests, because they may be long."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -17,7 +17,7 @@ class ScoreCache:
         self._running: dict[bytes, asyncio.Task[float | Failure]] = {}
 
     async def get(self, text: str, score: Callable[[str], Awaitable[float | Failure]]) -> tuple[float | Failure, bool]:
-        """Return the score of a text, and whether another request than this one gave it."""
+        """Return the score of a text, and whether it came from another request."""
         if not self._size:
             return await score(text), False
         key = sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -31,7 +31,7 @@ class ScoreCache:
         return await asyncio.shield(self._running[key]), was_running
 
     async def close(self) -> None:
-        """Cancel the requests that are under way."""
+        """Cancel the pending requests."""
         running = list(self._running.values())
         for task in running:
             task.cancel()

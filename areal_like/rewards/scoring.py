@@ -1,4 +1,4 @@
-"""Responses to rewards, by the section `reward` of the configuration: one judge, or a weighted sum of several."""
+"""Scoring of responses by the section `reward` of the configuration: one judge, or a weighted sum of several."""
 
 import asyncio
 import functools
@@ -19,11 +19,11 @@ from areal_like.rewards.verifiers import REWARDS, Verifier
 from areal_like.runtime.user_code import Portable
 from areal_like.types import Ints, Prompt, Reward
 
-# A group of at most so many tokens is decoded and looked at on the event loop, in 1.5 ms; the way to a worker and back
-# takes as long, and longer where all workers are busy. A group of 16 x 32k tokens takes 0.2 to 0.4 s, which nothing
-# else of the run should wait for.
+# A group of at most this many tokens is decoded and checked on the event loop, in 1.5 ms. A round trip to a worker
+# takes as long, and longer if all workers are busy. A group of 16 x 32k tokens takes 0.2 to 0.4 s, which would stall
+# the rest of the run.
 SHORT_TOKENS = 2048
-_CHARACTERS = 4  # of a token
+_CHARACTERS = 4  # per token
 
 type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]]
 
@@ -31,8 +31,8 @@ type Judge = Callable[[Sequence[str], Prompt], Awaitable[list[Reward | Failure]]
 class Rewards(AbstractAsyncContextManager["Rewards"]):
     """Judges the responses of a run, in a `RewardPool` of its own that ends with the context.
 
-    `model` is the judge of `type: model` and `chat` that of `type: judge`, where there is one. What judges print goes
-    to `log`, so do their tracebacks; `say` receives the first failure of each cause.
+    `model` is the judge of `type: model` and `chat` the judge of `type: judge`, if configured. The output and
+    tracebacks of judges go to `log`; `say` receives the first failure of each cause.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         self._missing: Counter[str] = Counter()
 
     async def score(self, prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
-        """Return a reward for each response to a prompt, all of one group; missing where a judge failed. See Score."""
+        """Return a reward for each response to a prompt, all of one group; missing if a judge failed. See Score."""
         if sum(map(len, responses)) <= SHORT_TOKENS:
             texts = [self._tokenizer.decode(response.tolist()) for response in responses]
         else:
@@ -82,9 +82,9 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         return [self._reward(dict(zip(self._judges, of_one, strict=True))) for of_one in zip(*outcomes, strict=True)]
 
     def statistics(self) -> dict[str, float]:
-        """Return the numbers since the last call: waits for a worker in seconds, and missing rewards by cause.
+        """Return the statistics since the last call: waits for a worker in seconds, and missing rewards by cause.
 
-        A cause that there was earlier is 0.
+        A cause that occurred earlier only is 0.
         """
         mean, longest = self._pool.queue_seconds()
         missing = {f"reward_missing/{cause}": float(count) for cause, count in self._missing.items()}
@@ -93,7 +93,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing | judged
 
     def begin(self) -> None:
-        """Start what judges in processes, if anything does: it imports for a second. Else the first call starts it."""
+        """Start the pool, whose imports take a second, if a judge uses it. Otherwise the first call starts it."""
         if self._calls:
             self._pool.begin()
 
@@ -101,7 +101,7 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         await self._pool.__aexit__()
 
     def _reward(self, outcomes: Mapping[str, Reward | Failure]) -> Reward:
-        """Return one response's reward: the weighted sum of its parts, missing where one of them is."""
+        """Return one response's reward: the weighted sum of its parts, missing if one of them is."""
         rewards: dict[str, Reward] = {}
         for name, outcome in outcomes.items():
             if isinstance(outcome, Failure):
@@ -155,7 +155,7 @@ async def _verify(
 
 
 class _OfFunction:
-    """A user's function as a Judge. Nothing of it is loaded in this process."""
+    """A user's function as a Judge. This process does not load the function."""
 
     def __init__(self, pool: RewardPool, function: Portable) -> None:
         self._pool, self._function = pool, function

@@ -1,19 +1,19 @@
-"""Are two answers in LaTeX mathematically equal? By math-verify.
+"""Mathematical equality of two answers in LaTeX, by math-verify.
 
-Importing this module takes seconds, grammar tables and all; the forkserver of a `RewardPool` does it once, for all its
-workers.
+Importing this module builds grammar tables, which takes seconds; the fork server of a `RewardPool` imports it once for
+all workers.
 """
 
 import logging
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-# the caller limits the time: math-verify's own limit is an alarm signal, which long calls in C do not heed
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn of that at every first call
+# the caller limits the time: math-verify's own limit is an alarm signal, which cannot interrupt long calls in C
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn about the missing limit
 
 
 def equal(given: str, wanted: str) -> bool:
-    """Return whether an answer equals the reference. May take long or for ever.
+    """Return whether an answer equals the reference. May take long or never return.
 
     Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python.
     """

@@ -1,4 +1,4 @@
-"""Work of milliseconds on responses of tens of thousands of tokens: in workers, so that the event loop is free."""
+"""Decoding of long responses, which takes milliseconds: done in workers, so that the event loop stays free."""
 
 import array
 import functools
@@ -8,9 +8,9 @@ from typing import Any
 
 @functools.cache
 def decoder(source: str) -> Callable[[Sequence[bytes]], list[str]]:
-    """Return what makes texts of responses, each the bytes of 32-bit token ids, as `Tokenizer.decode` does.
+    """Return a function that decodes responses, each the bytes of 32-bit token ids, as `Tokenizer.decode` does.
 
-    `source` is a `tokenizer.json`: its path, or what stands in it.
+    `source` is a `tokenizer.json`: its path or its content.
     """
     from tokenizers import Tokenizer
 
@@ -23,5 +23,5 @@ def decoder(source: str) -> Callable[[Sequence[bytes]], list[str]]:
 
 
 def of_each(function: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Return what calls the function with each of its first arguments."""
+    """Return a function that calls `function` with each item of its first argument."""
     return lambda each, *others: [function(one, *others) for one in each]

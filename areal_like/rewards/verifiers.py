@@ -1,4 +1,4 @@
-"""The rewards that are shipped: `REWARDS` maps `reward.type` to its verifier."""
+"""The shipped rewards: `REWARDS` maps `reward.type` to its verifier."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from areal_like.types import AnswerCheck
 
 @dataclass(frozen=True)
 class Verifier:
-    """Judging of responses of one reward type.
+    """The functions that judge responses for one reward type.
 
-    `check` takes a reference answer and returns its fault and the fix, None if there is none.
-    `quick` and `verify` take (response, reference answer). `quick` answers at once, or with None where `verify` has to
-    look; where it answers, `verify` would say the same. `verify` is a module's own function, so that a worker process
-    can import it; `preload` is the module whose import brings all that it needs.
+    `check` takes a reference answer and returns its fault and the fix, None if there is none. `quick` and `verify` take
+    (response, reference answer). `quick` returns immediately: the result of `verify`, or None if `verify` has to run.
+    `verify` is a module's own function, so that a worker process can import it; `preload` is the module that imports
+    all its dependencies.
     """
 
     check: AnswerCheck

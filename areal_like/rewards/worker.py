@@ -1,7 +1,7 @@
-"""Inside a worker of a `RewardPool`: a call of user code can neither outlive its limit nor flood the run.
+"""The code inside a worker of a `RewardPool`: user code can neither exceed its time limit nor flood the run's log.
 
-Time limits are faulthandler's: its thread needs no lock of Python's, so that a regular expression or a library in C
-that never returns ends too, with its traceback in the log.
+faulthandler enforces the time limits: its thread needs no Python lock, so it also ends a regular expression or a C
+library that never returns, with a traceback in the log.
 """
 
 import faulthandler
@@ -23,8 +23,8 @@ from areal_like.runtime.user_code import UserCodeError
 
 TIMED_OUT = 1  # faulthandler's exit code
 UNSENT = "cannot be sent to or from a worker process"
-LOG_BYTES = 8 << 20  # beyond it, what calls print is lost
-VARIABLE = "AREAL_LIKE_REWARD_WORKER"  # of workers, and of what they start
+LOG_BYTES = 8 << 20  # output of calls beyond this size is discarded
+VARIABLE = "AREAL_LIKE_REWARD_WORKER"  # set in workers and their child processes
 
 
 def main(connection: Connection, log: Path | None, parent: int) -> None:
@@ -40,23 +40,23 @@ def main(connection: Connection, log: Path | None, parent: int) -> None:
 
 
 def _start(log: Path | None) -> None:
-    """Give a new worker a process group and an output of its own."""
+    """Give a new worker its own process group and output."""
     os.setpgid(0, 0)
-    adopt_orphans()  # what a call's own children start comes to this process
-    multiprocessing.set_start_method("fork", force=True)  # as in a program of the user's own
+    adopt_orphans()  # this process adopts orphaned grandchildren of a call
+    multiprocessing.set_start_method("fork", force=True)  # as in a user's own program
     os.environ[VARIABLE] = "1"
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
     sys.stdout = sys.stderr = _Log(log or Path(os.devnull))
-    _outputs.append(sys.stderr)  # where faulthandler writes, whatever a call makes of sys.stderr
+    _outputs.append(sys.stderr)  # faulthandler writes here, even if a call replaces sys.stderr
 
 
 def work(call: bytes) -> bytes:
     """Return the pickled value of a call and None, or None and the error.
 
-    `call` is pickled: what loads the function, its arguments, and the limits of loading and of the call in seconds.
-    What loading has started stays for later calls, what the call has started ends here.
+    `call` is pickled: a loader of the function, the arguments, and the time limits of loading and of the call in
+    seconds. Processes started while loading stay for later calls; processes started by the call are killed at its end.
     """
     worker = os.getpid()
     kept = children()
@@ -72,7 +72,7 @@ def work(call: bytes) -> bytes:
         error = str(raised) if isinstance(raised, UserCodeError) else f"{type(raised).__name__}: {raised}"
         answer = bytes(ForkingPickler.dumps((None, error)))
     finally:
-        if os.getpid() != worker:  # it forked, and this is the child
+        if os.getpid() != worker:  # the call forked, and this is the child
             os._exit(0)
         faulthandler.cancel_dump_traceback_later()
         end_children(kept)
@@ -80,18 +80,18 @@ def work(call: bytes) -> bytes:
 
 
 def _pickle(value: Any) -> bytes:
-    """Pickle a value; raise UserCodeError where it cannot be sent."""
+    """Pickle a value; raise UserCodeError if it cannot be sent."""
     try:
         return bytes(ForkingPickler.dumps((value, None)))
-    except Exception as error:  # a user's objects pickle, or not, in any way they like
+    except Exception as error:  # pickling a user's objects may raise anything
         raise UserCodeError(f"{UNSENT}: {type(error).__name__}: {error}") from error
 
 
 def _receive(call: bytes) -> tuple[Callable[[], Callable[..., Any]], Sequence[Any], float, float]:
-    """Receive a call; raise UserCodeError where it has objects of modules that this process cannot import."""
+    """Unpickle a call; raise UserCodeError if it needs modules that this process cannot import."""
     try:
         return ForkingPickler.loads(call)
-    except Exception as error:  # a user's objects are made, or not, in any way they like
+    except Exception as error:  # creating a user's objects may raise anything
         raise UserCodeError(f"{UNSENT}: {type(error).__name__}: {error}") from error
 
 
@@ -101,9 +101,9 @@ def itself(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Log(io.TextIOBase):
-    """A text file that several processes append to, and that takes no more than LOG_BYTES.
+    """A text file of at most LOG_BYTES that several processes append to.
 
-    What cannot be written, as on a full disk, is lost: no reward depends on it.
+    Output that cannot be written, for example on a full disk, is discarded, because no reward depends on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,5 +128,5 @@ _outputs: list[io.TextIOBase] = []
 
 
 def _limit(seconds: float) -> None:
-    """End this process in `seconds`, whatever it does, and report where it was."""
+    """End this process after `seconds`, whatever it does, with a traceback."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_outputs[0])
