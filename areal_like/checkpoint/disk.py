@@ -1,4 +1,4 @@
-"""Calls that wait for a file system, which may never answer."""
+"""Calls to a file system that may hang."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def call_disk[T](function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a thread of its own; one that hangs keeps neither the caller nor this process from ending."""
+    """Call a function in a thread of its own; a hung call blocks neither the caller's end nor this process's exit."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -17,7 +17,7 @@ async def call_disk[T](function: Callable[..., T], *arguments: Any) -> T:
             if not answer.done():
                 settle_it(value)
 
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so the caller has stopped waiting
             loop.call_soon_threadsafe(now)
 
     def call() -> None:

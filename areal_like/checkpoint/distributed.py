@@ -1,8 +1,8 @@
-"""Contents of a Megatron distributed checkpoint, read from its `.metadata` without torch and unpickling.
+"""Contents of a Megatron distributed checkpoint, read from its `.metadata` without torch or unpickling.
 
 The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13) that names every tensor and the
-place of each of its pieces in the `.distcp` files; `metadata.json` is Megatron's (megatron-core 0.19,
-`dist_checkpointing/core.py`), written when all else is there.
+location of each of its pieces in the `.distcp` files. Megatron (megatron-core 0.19, `dist_checkpointing/core.py`)
+writes `metadata.json` last.
 """
 
 import json
@@ -15,7 +15,8 @@ from typing import Any
 from areal_like.errors import CheckpointError
 
 CONFIG, METADATA = "metadata.json", ".metadata"
-# Beside them in a checkpoint that was converted: the model's config and tokenizer, and its Hugging Face tensors' types
+# Additional files of a converted checkpoint: the model's config and tokenizer, and the types of its Hugging Face
+# tensors
 DESCRIPTIONS, TENSORS = "huggingface", "tensors.json"
 _RECORDS = {
     *(("torch.distributed.checkpoint.filesystem", name) for name in ("_StorageInfo", "_StoragePrefix")),
@@ -34,7 +35,7 @@ _WRAPPED, _ADAPTERS = "module.", "lora."
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a checkpoint: its whole shape, and the name of its data type."""
+    """A tensor of a checkpoint: its full shape and the name of its data type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -42,16 +43,16 @@ class Stored:
 
 @dataclass(frozen=True)
 class Weights:
-    """The model's tensors by Megatron's names; `prefix` begins them in a trainer's checkpoint."""
+    """The model's tensors by Megatron's names, which start with `prefix` in a trainer's checkpoint."""
 
     prefix: str
     tensors: dict[str, Stored]
 
 
 def read_weights(path: Path) -> Weights:
-    """Return what the checkpoint directory `path` holds of a model, without optimizer tensors.
+    """Return the model's tensors in the checkpoint directory `path`, without those of the optimizer.
 
-    Raises CheckpointError where it is not a Megatron checkpoint, or where a file of it is missing or torn.
+    Raises CheckpointError if it is not a Megatron checkpoint, or if a file is missing or truncated.
     """
     if not (path / CONFIG).is_file():
         there = f"it has no {CONFIG}, which is written last" if path.is_dir() else "the directory does not exist"
@@ -101,7 +102,7 @@ def _check_files(path: Path, pieces: Iterable[tuple[str, int]]) -> None:
 
 
 class _Record:
-    """Stands for an object of torch, with the fields that were pickled."""
+    """A stand-in for a torch object, with its pickled fields."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -110,7 +111,7 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """Makes records of torch's checkpoint classes, names of what else is torch's, and nothing else."""
+    """Creates records of torch's checkpoint classes and names of other torch objects, and rejects everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch", "Size"):

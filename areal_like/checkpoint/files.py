@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever the machine stops."""
+"""Files that are complete or absent, even after a crash of the machine."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from areal_like.errors import CheckpointError, writing
 
 
 def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file; when this returns it is on disk, and until then the old one is. Raises RecordError."""
+    """Write a file atomically; on return, it is on disk. Raises RecordError."""
     partial = path.with_name(f".{path.name}.partial")
     with writing(path):
-        partial.unlink(missing_ok=True)  # its mode may be another
+        partial.unlink(missing_ok=True)  # its mode may differ
         with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(text)
             file.flush()
@@ -22,7 +22,7 @@ def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def append_durably(path: Path, line: str) -> None:
-    """Append a line; it is on disk when this returns. Of one that fails nothing stays. Raises RecordError."""
+    """Append a line; on return, it is on disk. A failed call leaves no part of it. Raises RecordError."""
     with writing(path), open(path, "ab", buffering=0) as file:
         size, left = os.fstat(file.fileno()).st_size, memoryview(line.encode())
         try:
@@ -36,7 +36,7 @@ def append_durably(path: Path, line: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names in a directory on disk."""
+    """Flush the names in a directory to disk."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,15 @@
-"""The journal of a run: which groups each training step took. With it, every group is trained in exactly one step.
+"""The journal of a run: the groups of each training step. It ensures that every group is trained in exactly one step.
 
 `journal.jsonl` begins with a line that names the run; then it has a line for each step, in order. A step is *committed*
 when a checkpoint of its version or a later one is complete. The invariants, at every moment and so after every crash:
 
 1. Step v has a line on disk before a checkpoint of version v appears.
-2. A run resumes from its newest complete checkpoint, of version v. It first cuts the journal behind line v, so that
-   lines of steps that were not committed are gone before one of those steps is made anew.
-3. A checkpoint's state has the groups that were started and not trained. Those, and then those that were not started,
-   are generated again when the run resumes; no other group is.
+2. A run resumes from its newest complete checkpoint, of version v. It first truncates the journal after line v, which
+removes the lines of uncommitted steps before any of these steps is repeated.
+3. A checkpoint's state lists the groups that were started and not trained. A resumed run generates these groups again,
+then groups that were not started, and no others.
 
-So the groups of the lines are disjoint, and with those that were dropped or wait they are all that were started.
+So the groups of different lines are disjoint. Together with dropped and waiting groups, they are all started groups.
 """
 
 import json
@@ -28,9 +28,9 @@ from areal_like.errors import CheckpointError, writing
 class Step:
     """The training step that made `version`: its groups, and the dataset row (`sample_id`) of each.
 
-    Runs that choose prompts or baselines by earlier results also note these: the mean reward of each group, null if
-    it is missing, groups that were dropped since the last step with their mean rewards, and the blocks of prompts that
-    were drawn before (`data/curriculum.py`).
+    Runs that choose prompts or baselines by earlier results also record these: the mean reward of each group, null if
+    missing, the groups dropped since the last step with their mean rewards, and the number of blocks of prompts drawn
+    before (`data/curriculum.py`).
     """
 
     version: int
@@ -41,7 +41,7 @@ class Step:
     drawn: int = 0
 
     def to_json(self) -> str:
-        """Return the line of the journal; without fields that the run does not have."""
+        """Return the line of the journal, without fields that the run does not use."""
         values = {
             name: value for name, value in vars(self).items() if value or name in ("version", "groups", "samples")
         }
@@ -49,13 +49,11 @@ class Step:
 
 
 class Journal:
-    """The file of a run over the data with the fingerprint `data`, made if there is none.
+    """The journal of a run over the data with the fingerprint `data`; creates the file if it is missing.
 
-    `earlier` is what earlier versions have as the fingerprint of the same data.
-
-    `run` is the run's own name, which its checkpoints have too. `check` raises before anything is written where another
-    process has taken the directory. Raises CheckpointError where the file is not a journal,
-    or that of a run over other data.
+    `earlier` is the fingerprint of the same data in earlier versions. `run` is the run's name, also in its checkpoints.
+    `check` raises before a write if another process has taken the directory. Raises CheckpointError if the file is not
+    a journal, or belongs to a run over other data.
     """
 
     def __init__(
@@ -70,11 +68,11 @@ class Journal:
             raise CheckpointError(f"{path} belongs to a run with other training prompts; choose another trial_name")
 
     def steps(self) -> list[Step]:
-        """Return all steps that have a whole line, in order. Raises CheckpointError where a line is damaged."""
+        """Return all steps with a complete line, in order. Raises CheckpointError for a damaged line."""
         return list(_steps(self._path))
 
     def cut(self, version: int) -> None:
-        """Keep steps 1 to `version` alone; raises CheckpointError where one of them is missing or damaged."""
+        """Keep only steps 1 to `version`; raises CheckpointError if one of them is missing or damaged."""
         with closing(_steps(self._path)) as steps:
             kept = list(islice(steps, version))
         if [step.version for step in kept] != list(range(1, version + 1)):
@@ -86,20 +84,20 @@ class Journal:
         write_durably(self._path, json.dumps(self._header) + "\n" + "".join(step.to_json() for step in kept))
 
     def put_aside(self) -> Path:
-        """Give the file a name that no run reads, so that a new journal begins; returns that name."""
+        """Rename the file to a name that no run reads, so that a new journal begins; returns that name."""
         aside = self._path.with_name(f"unused-{self.run}-{self._path.name}")
         with writing(aside):
             self._path.rename(aside)
         return aside
 
     def append(self, step: Step) -> None:
-        """Add a step; it is on disk when this returns. Raises RecordError."""
+        """Add a step; on return, it is on disk. Raises RecordError."""
         self._check()
         append_durably(self._path, step.to_json())
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """Return `run` and `data` of a journal; raise CheckpointError where it is missing or is not one."""
+    """Return `run` and `data` of a journal; raise CheckpointError if the file is missing or not a journal."""
     if size_of(path) is None:
         raise CheckpointError(f"{path} is missing, and checkpoints are used only with their journal. {_RESTORE}")
     try:
@@ -111,7 +109,7 @@ def read_header(path: Path) -> dict[str, str]:
 
 
 def count_steps(path: Path) -> int:
-    """Return the number of whole lines of steps in a journal, damaged ones too; 0 where it is missing."""
+    """Return the number of complete lines of steps in a journal, including damaged ones; 0 if it is missing."""
     if size_of(path) is None:
         return 0
     with reading(path), path.open("rb") as file:
@@ -125,7 +123,7 @@ def _steps(path: Path) -> Generator[Step]:
     with reading(path), path.open("rb") as file:
         next(file)
         for number, line in enumerate(file, 2):
-            if line.endswith(b"\n"):  # else the run ended while it wrote
+            if line.endswith(b"\n"):  # otherwise the run ended during the write
                 yield _step(line, f"{path}, line {number}")
 
 

@@ -1,9 +1,9 @@
 """Ownership of a run's directory: one process at a time, on this host or on another one that shares the file system.
 
-On one host a lock (flock) says that nothing of the last run is left. Some file systems keep locks to the host (Lustre
-with `localflock`, NFS with `local_lock`), so each owner also has a file `owner-N.json` with a counter that it raises
-every few seconds. N is the fencing number: it grows with each owner, and who finds a larger one than its own writes no
-more.
+On one host, a lock (flock) shows that no process of the last run is left. On some file systems locks are local to the
+host (Lustre with `localflock`, NFS with `local_lock`), so each owner also has a file `owner-N.json` with a counter that
+it increments every few seconds. N is the fencing number: it grows with each owner, and an owner that finds a larger
+number than its own stops writing.
 """
 
 import errno
@@ -24,11 +24,11 @@ from areal_like.checkpoint.files import names_in, reading
 from areal_like.errors import DirectoryTaken
 
 BEAT_S = 10.0
-HUNG_S = 5.0  # a write that takes longer is not waited for at the end
-SILENT_S = 60.0  # an owner on another host that has not counted for so long is gone
-MENDED_BEATS = 1.5  # an owner rewrites its file with every beat, so one that stays unreadable has no owner
+HUNG_S = 5.0  # a longer write is not waited for at the end
+SILENT_S = 60.0  # an owner on another host whose counter stands still this long is gone
+MENDED_BEATS = 1.5  # an owner rewrites its file with every beat, so a file that stays unreadable has no owner
 _NAME = re.compile(r"owner-([0-9]+)\.json")
-_SIZE = 1024  # of the file, which is written in place: a full disk does not silence an owner
+_SIZE = 1024  # of the file, which is written in place, so that a full disk does not stop the beats
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
@@ -45,12 +45,12 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, a process of this host."""
+        """Whether the owner is, or was, a process of this host."""
         return self.boot == boot_id()
 
     @property
     def lives(self) -> bool:
-        """Whether the process, of this host, is another one than this and is there."""
+        """Whether the owner is another process of this host and is alive."""
         try:
             return self.pid != os.getpid() and psutil.Process(self.pid).create_time() == self.started
         except psutil.Error:
@@ -58,7 +58,7 @@ class Owner:
 
 
 class Ownership:
-    """This process's own: the descriptor `lock`, and the file with the fencing number `fence` that a thread renews."""
+    """This process's ownership: the descriptor `lock`, and the file with number `fence`, which a thread renews."""
 
     def __init__(self, directory: Path, lock: int, fence: int, file: int) -> None:
         self.lock = lock
@@ -68,7 +68,7 @@ class Ownership:
         threading.Thread(target=self._keep_counting, name="owner", daemon=True).start()
 
     def check(self) -> None:
-        """Raise DirectoryTaken where another process has taken the directory since."""
+        """Raise DirectoryTaken if another process has taken the directory since."""
         if (last := last_owner(self._directory)) and last[0] > self._fence:
             raise DirectoryTaken(
                 f"{self._directory.parent} was taken over by {describe_owner(last[1])}, because this process was silent for more "
@@ -79,12 +79,12 @@ class Ownership:
         """Release the directory."""
         self._ends.set()
         try:
-            if self._writing.acquire(timeout=HUNG_S):  # else the thread hangs in a write, and keeps the descriptor
+            if self._writing.acquire(timeout=HUNG_S):  # otherwise the thread hangs in a write and keeps the descriptor
                 self._owner = replace(self._owner, ended=True)
                 with suppress(OSError), os.fdopen(self._file, "wb", 0):  # then the lock, or silence, shows it
                     self._write()
         finally:
-            with suppress(OSError):  # which has released it too
+            with suppress(OSError):  # which has been released, too
                 os.close(self.lock)
 
     def _keep_counting(self) -> None:
@@ -109,7 +109,7 @@ class Silence:
     _since: float = 0.0
 
     def has_ended(self, last: tuple[int, Owner | None] | None) -> bool:
-        """Return whether the last owner is gone, as far as it is known now; the caller has the host's lock."""
+        """Return whether the last owner is known to be gone; the caller holds the host's lock."""
         if last is None or (last[1] and last[1].ended):
             return True
         if last[1] and last[1].is_here:
@@ -121,7 +121,7 @@ class Silence:
 
 
 def try_lock(lock: int) -> bool:
-    """Take the lock, or return whether another process of this host has it; without locks nobody has."""
+    """Take the lock; return whether no other process of this host has it. Succeeds on file systems without locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -133,7 +133,7 @@ def try_lock(lock: int) -> bool:
 
 
 def take_over(directory: Path, lock: int, silence: Silence) -> Ownership | None:
-    """Become the owner with the descriptor `lock`; None while another process is, or may still be there."""
+    """Become the owner with the descriptor `lock`; None while another owner is, or may be, alive."""
     if not try_lock(lock):
         return None
     last = last_owner(directory)
@@ -141,7 +141,7 @@ def take_over(directory: Path, lock: int, silence: Silence) -> Ownership | None:
 
 
 def claim(directory: Path, lock: int, fence: int) -> Ownership | None:
-    """Become the owner with this fencing number; None where another process was faster."""
+    """Become the owner with this fencing number; None if another process was faster."""
     path = _path(directory, fence)
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -164,7 +164,7 @@ def claim(directory: Path, lock: int, fence: int) -> Ownership | None:
 
 
 def last_owner(directory: Path) -> tuple[int, Owner | None] | None:
-    """Return the last owner with its number; without the content of its file if that is not written yet."""
+    """Return the last owner's number and its file's content, None if that is not written yet."""
     if not (numbers := _numbers(directory)):
         return None
     path = _path(directory, max(numbers))
@@ -176,7 +176,7 @@ def last_owner(directory: Path) -> tuple[int, Owner | None] | None:
 
 
 def is_taken(directory: Path) -> bool:
-    """Return whether a process may have the directory now, without waiting and without taking it."""
+    """Return whether a process may own the directory now, without waiting or taking it."""
     last = last_owner(directory)
     if last and last[1] and not (last[1].ended or last[1].is_here):
         return True
@@ -203,17 +203,17 @@ def holders(path: Path) -> list[psutil.Process]:
 
 
 def describe_owner(owner: Owner | None) -> str:
-    """Return the words for an owner in a message."""
+    """Return the description of an owner for a message."""
     return f"process {owner.pid} on host {owner.host}" if owner else "another process"
 
 
 def this_process() -> Owner:
-    """Return the first content of the file of this process."""
+    """Return the initial content of this process's owner file."""
     return Owner(socket.gethostname(), boot_id(), os.getpid(), psutil.Process().create_time())
 
 
 def boot_id() -> str:
-    """Return a name of this host that no other one has, which is another one after a restart."""
+    """Return a unique name of this host, which changes with every restart."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,4 +1,4 @@
-"""Recovery, with which the same command resumes a run: a journal of its steps, checkpoints beside training."""
+"""Recovery, by which the same command resumes a run: a journal of its steps, and checkpoints during training."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from areal_like.errors import CheckpointError
 
 
 class Saves(Protocol):
-    """A trainer, as far as this is concerned; see areal_like/trainer/remote.py."""
+    """The methods of a trainer that recovery needs; see areal_like/trainer/remote.py."""
 
     async def save(self, path: Path) -> None: ...
 
@@ -26,10 +26,10 @@ class Saves(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
-    """Keeps a run's place; `trained` are its trainers by role, `version` the one that the run begins with.
+    """Saves the state of a run; `trained` are its trainers by role, `version` is the run's first version.
 
-    One checkpoint is written at a time: one that is due meanwhile is begun after the next step, which `warn` reports.
-    Every write ends the run with a CheckpointError when it takes longer than `recover.timeout_s`.
+    One checkpoint is written at a time. A checkpoint that falls due meanwhile starts after the next step, and `warn`
+    reports the delay. A write that takes longer than `recover.timeout_s` ends the run with a CheckpointError.
     """
 
     config: RecoverConfig
@@ -41,10 +41,10 @@ class Recovery:
     _began: float = field(default_factory=time.monotonic, init=False)
     _warned: tuple[int, float] | None = field(default=None, init=False)  # step and time of the last warning
     _writing: asyncio.Task[None] | None = field(default=None, init=False)
-    _calls: set[asyncio.Task[Any]] = field(default_factory=set, init=False)  # in threads, which nobody can cancel
+    _calls: set[asyncio.Task[Any]] = field(default_factory=set, init=False)  # in threads, which cannot be cancelled
 
     async def note(self, step: Step) -> None:
-        """Note that a training step was made."""
+        """Record a completed training step."""
         async with self._limit(f"the journal's line of step {step.version}", self.config.timeout_s):
             await self._call(self.journal.append, step)
 
@@ -57,10 +57,10 @@ class Recovery:
         evaluating: asyncio.Task[None] | None,
         record: Callable[[int], Mapping[str, Any]],
     ) -> None:
-        """Make a checkpoint of `state` if one is due, or `now`; returns when training may continue.
+        """Save a checkpoint of `state` if one is due, or `now`; returns when training may continue.
 
-        A task of `tasks` writes it. It waits for the step's evaluation, so that the Record's own state (`record`) has
-        its result.
+        A task of `tasks` writes it, after the step's evaluation, so that the Record's own state (`record`) includes the
+        result.
         """
         if not (now or self._is_due(state.version, self.version, self._began)):
             return
@@ -92,7 +92,7 @@ class Recovery:
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")
 
     async def settle(self) -> None:
-        """Return when nothing of cancelled calls is written any more; raise CheckpointError where that hangs."""
+        """Wait until cancelled calls have stopped writing; raise CheckpointError if one hangs."""
         async with self._limit("the last checkpoint or line of the journal", self.config.timeout_s):
             await asyncio.gather(*self._calls, return_exceptions=True)
 
@@ -109,7 +109,7 @@ class Recovery:
 
     @asynccontextmanager
     async def _limit(self, what: str, seconds: float) -> AsyncIterator[None]:
-        """End the run where the body, which writes `what`, hangs."""
+        """End the run if the body, which writes `what`, hangs."""
         try:
             async with asyncio.timeout(seconds) as limit:
                 yield
@@ -119,7 +119,7 @@ class Recovery:
             raise CheckpointError(late(what, self.store.directory, self.config.timeout_s)) from error
 
     def _warn_of_skipping(self, version: int) -> None:
-        """Report a checkpoint that is due while another one is written, once for each time that one falls due."""
+        """Report a checkpoint that is due during the write of another, once per due date."""
         if self._is_due(version, *(self._warned or (self.version, self._began))):
             self._warned = version, time.monotonic()
             seconds = time.monotonic() - self._began
@@ -136,7 +136,7 @@ class Recovery:
 
 
 def late(what: str, path: Path, limit_s: float) -> str:
-    """Return the message about a write that does not end."""
+    """Return the message about a write that exceeds its limit."""
     return (
         f"{what} was not written to {path} within {limit_s:g} s (recover.timeout_s): its file system hangs, or is too "
         "slow. Earlier checkpoints are complete. Raise recover.timeout_s if a write may take longer"

@@ -1,4 +1,4 @@
-"""A run that has steps but no complete checkpoint: the same command starts it at step 0 only where it was asked to."""
+"""Restart of a run that has steps but no complete checkpoint: it starts at step 0 only if `recover.restart` is set."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ RESTART = "write recover.restart=true to start at step 0 again"
 
 
 def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
-    """Return what a start at step 0 gives up in a `recover` directory without a whole checkpoint, "" if nothing."""
+    """Return what a start at step 0 discards in a `recover` directory without a complete checkpoint, "" if nothing."""
     steps = count_steps(directory / JOURNAL)
     there = [f"{steps} steps in its journal"] if steps else []
     if incomplete:
@@ -22,7 +22,7 @@ def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
 def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
     """Put incomplete checkpoints and the journal aside for a start at step 0; return what was put aside, "" if nothing.
 
-    Raises CheckpointError unless `recover.restart` asks for it.
+    Raises CheckpointError unless `recover.restart` is set.
     """
     lost = lost_by_restart(store.directory, incomplete)
     if lost and not restart:
@@ -30,6 +30,6 @@ def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, rest
             f"{lost}. The same command does not discard them by itself: {RESTART}, or choose another trial_name"
         )
     if lost:
-        store.clean(0)  # before the journal: checkpoints without one are refused
+        store.clean(0)  # before the journal: checkpoints without a journal are rejected
         journal.put_aside()
     return lost

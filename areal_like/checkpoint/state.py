@@ -1,4 +1,4 @@
-"""The state of a run after a training step: everything that a resumed run needs beside its trainers' weights."""
+"""The state of a run after a training step: everything that a resumed run needs except its trainers' weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -8,11 +8,11 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class RunState:
-    """The state after step `version`, which left the servers with that version of the weights.
+    """The state after step `version`, when the servers have that version of the weights.
 
-    `started` is the number of groups that ever were started, `untrained` has the ids of those that were admitted and
-    are not trained yet, oldest first; all other ids below `started` were trained or dropped. `missing_in_row` is the
-    number of steps up to here that had no reward. `record` is the Record's own.
+    `started` is the number of groups started so far. `untrained` has the ids of admitted groups that are not trained
+    yet, oldest first; all other ids below `started` were trained or dropped. `missing_in_row` is the number of
+    consecutive steps up to this one without a reward. `record` is the Record's own state.
     """
 
     version: int = 0
@@ -28,7 +28,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the state that `vars` of it was; raises ValueError where it is not one."""
+        """Return the state from the `vars` of a state; raises ValueError for other values."""
         known = {part.name for part in fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise ValueError(f"it has fields that this version does not know: {', '.join(unknown)}")

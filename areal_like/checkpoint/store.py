@@ -1,8 +1,8 @@
-"""The checkpoints of a run, `recover/step-N`: each is whole, or is not taken for one.
+"""The checkpoints of a run, `recover/step-N`; incomplete checkpoints are recognized and ignored.
 
-A checkpoint is written to a directory with another name. When all is there, `manifest.json` is written last, with the
-name of the run and the size of every file, and then the directory gets its name. So a crash leaves either the new
-checkpoint or the ones before it, and what was damaged later is noticed.
+A checkpoint is written to a directory with a temporary name. `manifest.json` is written last, with the name of the run
+and the size of every file, and then the directory is renamed. So a crash leaves either the new checkpoint or the
+earlier ones, and later damage is noticed.
 """
 
 import json
@@ -27,20 +27,20 @@ _NAME = re.compile(r"step-[0-9]+")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: each trained role's is in the directory `path / role`."""
+    """A complete checkpoint; each trained role has the directory `path / role`."""
 
     path: Path
     state: RunState
 
 
 class Incomplete(CheckpointError):
-    """A checkpoint that was not written to its end, or of which a part is gone."""
+    """A checkpoint that was not written completely, or has lost a part."""
 
 
 class Store:
     """The checkpoints of the run `run` in its `recover` directory, of which the last `keep` stay.
 
-    `check` raises before anything is written where another process has taken the directory.
+    `check` raises before a write if another process has taken the directory.
     """
 
     def __init__(self, directory: Path, run: str, keep: int, check: Callable[[], None] = lambda: None) -> None:
@@ -48,9 +48,9 @@ class Store:
         self.last: Path | None = None
 
     def begin(self, version: int) -> Path:
-        """Create an empty directory for a checkpoint that is not whole yet. Raises RecordError.
+        """Create an empty directory for an incomplete checkpoint. Raises RecordError.
 
-        Its name is new, because a rank that was lost with its host may still write to the last one.
+        Its name is new, because a rank on a lost host may still write to the last one.
         """
         partial = self.directory / f".step-{version}-{token_hex(4)}"
         self._check()
@@ -59,7 +59,7 @@ class Store:
         return partial
 
     def commit(self, partial: Path, state: RunState, seconds: dict[str, float]) -> Path:
-        """Make what is in `partial` the checkpoint of `state`; remove those that are too many. Raises RecordError."""
+        """Make the directory `partial` the checkpoint of `state`; remove old checkpoints. Raises RecordError."""
         write_durably(partial / _STATE, json.dumps(vars(state)))
         with writing(partial):
             sizes = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
@@ -99,10 +99,10 @@ class Store:
 
 
 def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest whole checkpoint of a run's `recover` directory, and what is missing of those that are newer.
+    """Return the newest complete checkpoint of a run's `recover` directory, and what newer ones lack.
 
-    Raises CheckpointError where one of these is damaged in another way, cannot be read, or is another run's or another
-    version's, and where there are checkpoints without the run's journal.
+    Raises CheckpointError if one of them is damaged in another way, cannot be read, or belongs to another run or
+    version, and for checkpoints without the run's journal.
     """
     incomplete: list[str] = []
     paths = _checkpoints(directory)
@@ -144,7 +144,7 @@ def read(path: Path, run: str) -> Checkpoint:
 
 
 def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
-    """Return an object with these keys, of a file that is as long as it was written."""
+    """Return an object with these keys from a file whose size is unchanged."""
     path = checkpoint / name
     try:
         with reading(path):
@@ -181,7 +181,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Rename and then remove it, so that no half of it is found."""
+    """Rename and then remove a directory, so that no half-removed checkpoint is found."""
     hidden = path.with_name(f".{path.name}")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

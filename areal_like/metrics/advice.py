@@ -1,23 +1,23 @@
-"""Advice on waiting times: the layout or η with which trainer and servers would wait less.
+"""Advice on waiting times: a layout or η with which trainer and servers would wait less.
 
-Of each engine it is known how long it worked in a step on the GPUs that it has. Work is taken to spread evenly over
-other numbers of GPUs, as it nearly does where batches are large; what an update of the weights costs is left out, and
-what two engines on the same GPUs take from each other. A synchronous step waits for its slowest response, η + 1 steps
-share the wait for one; for it stands the slowest that ended in a step: more may have run beside it than would there, so
-that asynchrony is rather praised too much than too little.
+The working time of each engine in a step, on its own GPUs, is known. The model assumes that work spreads evenly over
+other numbers of GPUs, which nearly holds for large batches. It ignores the cost of weight updates and the interference
+of two engines on the same GPUs. A synchronous step waits for its slowest response; with η, η + 1 steps share one such
+wait. The slowest response that ended in a step stands for it. More requests may have run beside this response than in a
+synchronous step, so the advice rather overestimates the gain of asynchrony.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-STEPS = 10  # after which it is given; the first one warms up
-WORTH = 0.85  # share of a step's time that another layout has to promise at most
+STEPS = 10  # after which the advice is given; the first step warms up
+WORTH = 0.85  # maximum share of a step's time that a recommended layout may need
 
 
 @dataclass(frozen=True)
 class Layout:
-    """GPUs of the servers and of the trainer, in multiples of which each may have them, and η; on GPUs of their own."""
+    """GPUs of the servers and of the trainer, the multiples in which each may use them, and η; nothing is colocated."""
 
     servers: int
     trainer: int
@@ -28,14 +28,14 @@ class Layout:
 
 @dataclass(eq=False)
 class Advice:
-    """A sink for a run's numbers that reports at step STEPS, through `say`, a faster setting, if there is one."""
+    """A sink for a run's metrics that reports a faster setting, if there is one, through `say` at step STEPS."""
 
     layout: Layout
     say: Callable[[str], None]
     _steps: list[tuple[float, ...]] = field(default_factory=list, init=False)  # seconds, idle, idle, slowest response
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take a step's numbers in."""
+        """Add a step's metrics."""
         if len(self._steps) == STEPS or not {"seconds/step", "idle/servers", "idle/trainer"} <= scalars.keys():
             return
         slowest = scalars.get("rollout/longest_seconds", 0.0)
@@ -49,11 +49,11 @@ class Advice:
                 self.say(words)
 
     def close(self) -> None:
-        """Close nothing: nothing is kept open."""
+        """Do nothing, because nothing is open."""
 
 
 def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
-    """Return what would make a step of `step_s` seconds clearly shorter, or None.
+    """Return the setting that would make a step of `step_s` seconds clearly shorter, or None.
 
     `idle_servers` and `idle_trainer` are idle shares of the step, `slowest_s` the seconds of its slowest response.
     """

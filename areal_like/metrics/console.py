@@ -1,4 +1,4 @@
-"""The console: the present phase of a run, and one row per step."""
+"""The console: the current phase of a run, and one row per step."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from allocation.diagnostics import Finding, render
 
-COLUMNS = {  # of the table of steps: the statistic that each shows, where it is one, and its form
+COLUMNS = {  # of the table of steps: the statistic in each, if it is one, and its format
     "step": ("", "{:>5.0f}"),
     "reward": ("reward", "{:>7.3f}"),
     "eval": ("", "{:>8.3f}"),
@@ -30,18 +30,18 @@ trainer, tokens generated per second, seconds."""
 
 
 class _Terminal(Console):
-    """A console that falls silent where its reader has gone away: a run, or its end, does not depend on that."""
+    """A console that ignores a closed output, so that a run continues, and ends, without its reader."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
         with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), self.file.fileno())  # for what else is written, and at exit
+            os.dup2(nowhere.fileno(), self.file.fileno())  # for other writers, and at exit
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes in place of what moves, colours or hides what a terminal shows.
+    """Return a text with escapes in place of characters that move, colour or hide text on a terminal.
 
-    Messages quote what users' code raised and models wrote.
+    Messages quote users' exceptions and models' output.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
@@ -81,7 +81,7 @@ class View:
 
     @contextmanager
     def doing(self, what: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-        """Show `what` as under way while the body runs; calling what this yields moves the bar by one of `total`."""
+        """Show `what` as current while the body runs; each call of the yielded function advances the bar by one."""
         task = self._progress.add_task(what, total=total)
         try:
             yield lambda: self._progress.advance(task)
@@ -89,7 +89,7 @@ class View:
             self._progress.remove_task(task)
 
     def row(self, values: Mapping[str, float]) -> None:
-        """Print one step; a value that the step does not have stays blank."""
+        """Print one step; missing values stay blank."""
         if not self._rows:
             self.say(LEGEND)
         if self._rows % REPEAT_HEADER == 0:

@@ -1,4 +1,4 @@
-"""`events.jsonl`: what happened last, of bounded size. The part before it is `events.previous.jsonl`."""
+"""`events.jsonl`: the latest events, of bounded size. `events.previous.jsonl` has the part before."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -9,12 +9,12 @@ from areal_like.events import Event
 from areal_like.metrics.lines import Lines, read_rows, replacing
 
 EVENTS_FILE, PREVIOUS_FILE = "events.jsonl", "events.previous.jsonl"
-SEGMENT_BYTES = 16 << 20  # of each of both files, a little more than that at most
-_ATTEMPT = '{"lane": "run"'  # how a line about the end of an attempt begins
+SEGMENT_BYTES = 16 << 20  # of each file, exceeded by the last write at most
+_ATTEMPT = '{"lane": "run"'  # start of a line about the end of an attempt
 
 
 class EventFile:
-    """Appends events; when the file is full it takes the place of the previous one. Raises RecordError."""
+    """Appends events; a full file replaces the previous one. Raises RecordError."""
 
     def __init__(self, directory: Path) -> None:
         self._path, self._previous = directory / EVENTS_FILE, directory / PREVIOUS_FILE
@@ -27,11 +27,11 @@ class EventFile:
             self._turn()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the file."""
         self._lines.close()
 
     def _turn(self) -> None:
-        """Begin a new file; of the previous one only the ends of attempts stay."""
+        """Start a new file; keep only the ends of attempts of the previous one."""
         self._lines.close()
         with writing(self._previous):
             attempts: list[str] = []
@@ -45,5 +45,5 @@ class EventFile:
 
 
 def read_events(directory: Path) -> list[Event]:
-    """Return the events of a run that are still there, the last ones. Raises OSError, RecordError."""
+    """Return the latest events of a run, which its files still have. Raises OSError, RecordError."""
     return [event for name in (PREVIOUS_FILE, EVENTS_FILE) for event in read_rows(directory / name, Event)]

@@ -1,4 +1,4 @@
-"""How much of a step's time trainer ranks and servers did nothing."""
+"""The idle share of trainer ranks and servers in a step."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from areal_like.events import Event
 
 
 def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> float | None:
-    """Mean share of `start` to `end` in which the lanes `ROLE 0`, `ROLE 1`, ... had no event; None without a lane."""
+    """Return the mean share of `start` to `end` without events in lanes `ROLE 0`, `ROLE 1`, ...; None without any."""
     lanes: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         if event.lane.rpartition(" ")[0] == role:

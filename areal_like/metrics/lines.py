@@ -1,4 +1,4 @@
-"""Files of one JSON object per line, which are whole up to the last line however a run ends."""
+"""Files with one JSON object per line, complete up to the last line however a run ends."""
 
 import json
 import math
@@ -16,9 +16,9 @@ _END_OF_LINE = re.compile("[\x85\u2028\u2029]")
 
 
 class Appended:
-    """A file that is appended to; everything is in the file when `write` returns. Raises RecordError.
+    """A file that is appended to; `write` returns when the text is in the file. Raises RecordError.
 
-    Of what could not be written to its end nothing stays.
+    A failed write leaves no part of its text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Appended:
 
 
 class Lines:
-    """A file of rows, which is appended to. Raises RecordError."""
+    """A file of rows that is appended to. Raises RecordError."""
 
     def __init__(self, path: Path) -> None:
         self._file = Appended(path)
@@ -69,7 +69,7 @@ class Lines:
 
 
 def as_json(value: Any) -> str:
-    """Return one line of JSON, also to readers that split lines as Unicode does; infinities and NaN are null."""
+    """Return one line of JSON, also for readers that split lines at Unicode separators; infinities and NaN are null."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -78,14 +78,14 @@ def as_json(value: Any) -> str:
 
 
 def read_rows[T](path: Path, kind: type[T]) -> list[T]:
-    """Return the rows of a file as what they are; see `rows_of`."""
+    """Return the rows of a file as `kind`; see `rows_of`."""
     return list(rows_of(path, kind))
 
 
 def rows_of[T](path: Path, kind: type[T]) -> Iterator[T]:
-    """Read the rows of a file one by one; none where it is missing. Lines that a kill cut off are left out.
+    """Read the rows of a file one by one; none if it is missing. Skips lines that were cut off by a kill.
 
-    Raises OSError, and RecordError where a line is something else, or all of several lines are cut off.
+    Raises OSError, and RecordError if a line has other content, or if all of several lines are cut off.
     """
     adapter, rows, number = TypeAdapter(kind), 0, 0
     if not path.exists():
@@ -105,14 +105,14 @@ def rows_of[T](path: Path, kind: type[T]) -> Iterator[T]:
 
 
 def first_of(error: ValidationError) -> str:
-    """Return the first thing that is wrong, and where."""
+    """Return the first error and its place."""
     found = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path` to be written, which takes its place when the body has ended without an exception."""
+    """Yield a temporary path beside `path`; rename it to `path` if the body ends without an exception."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""The record of a run: numbers per step, checkpoints, the picture, and where each of them lies."""
+"""The record of a run: metrics per step, checkpoints and the picture, with their paths."""
 
 import asyncio
 import json
@@ -21,15 +21,16 @@ from areal_like.metrics.sinks import StatsSink
 from areal_like.metrics.writer import Writer
 from areal_like.types import Trajectory
 
-SHOWN_CHARACTERS = 60  # of a prompt and of a response in the console
+SHOWN_CHARACTERS = 60  # per prompt and response in the console
 
 
 class Record:
-    """The files of one run directory; the console shows the same numbers.
+    """The files of one run directory; the console shows the same metrics.
 
     `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
-    `n_shown` of each evaluation are printed. A thread writes everything. Numbers that cannot be written end the run:
-    the next call raises RecordError, and so does `close`. Of events, samples and the page they are reported once.
+    `n_shown` of each evaluation are printed. A thread writes everything. If metrics cannot be written, the run ends:
+    the next call raises RecordError, and so does `close`. Failures to write events, samples or the page are reported
+    once.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Record:
             file.write(json.dumps(self._about, indent=1) + "\n")
         self._writer, self._log, self._events = Writer(), EventLog(), EventFile(directory)
         self._report = Report(directory / REPORT_FILE) if report else None
-        self._unwritten: set[str] = set()  # files about which that was reported
+        self._unwritten: set[str] = set()  # files whose failure was reported
         if self._report:
             self._report.describe(self._about)
         self._sinks = list(sinks)
@@ -67,12 +68,12 @@ class Record:
         self._step_began = time.time()
 
     def recording(self) -> AbstractContextManager[None]:
-        """Keep what is noted (`areal_like.events`) in the body and in the tasks that it starts."""
+        """Record events (`areal_like.events`) of the body and of tasks that it starts."""
         return recording(self._log)
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
-        """Show and note what comes before the first step."""
+        """Show and record a phase before the first step."""
         with self._view.doing(what), span(CONTROLLER, what):
             yield
 
@@ -86,13 +87,13 @@ class Record:
             self._log.note(CONTROLLER, name, start, time.time(), step=self._last + 1)
 
     def checkpoint(self, step: int) -> Path:
-        """Return where the Hugging Face checkpoint of `step` goes."""
+        """Return the path of the Hugging Face checkpoint of `step`."""
         return self.directory / "checkpoints" / f"step-{step}"
 
     def held_out(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         """Record the results of each evaluation set after `step` training steps, mean@n first.
 
-        `reward/held_out` is the mean of that over the sets. A set without numbers had no rewards at all.
+        `reward/held_out` is the mean of mean@n over the sets. A set without results had no rewards at all.
         """
         judged = {name: numbers for name, numbers in results.items() if numbers}
         for name in results.keys() - judged.keys():
@@ -112,7 +113,7 @@ class Record:
         self._write(step, {"reward/held_out": reward} | tagged)
         if step == 0:
             self._view.say(f"evaluation reward before training: {reward:.3f}")
-        if len(tagged) > 2:  # for one response to each prompt of one set the row is enough
+        if len(tagged) > 2:  # the row suffices for one response to each prompt of one set
             said = (
                 f"{name} " + ", ".join(f"{key} {value:.3f}" for key, value in of_it.items())
                 for name, of_it in judged.items()
@@ -122,9 +123,9 @@ class Record:
             self._view.row(row | {"eval": reward})
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a run resumed after `step` needs from the steps before; their numbers are written by then.
+        """Return what a run resumed after `step` needs from earlier steps, whose metrics are written first.
 
-        Blocks, so that a thread has to call it. Raises RecordError.
+        Blocks, so call it in a thread. Raises RecordError.
         """
         self._writer.wait()
         rewards, held_out = (
@@ -141,9 +142,9 @@ class Record:
         self._last, self._tokens_generated = step, tokens_generated
 
     def roll_back(self, step: int | None, open_sinks: Callable[[int], Sequence[StatsSink]]) -> None:
-        """Void what follows `step`, everything with None; `open_sinks` is given the first step that is void.
+        """Void the steps after `step`, all with None; `open_sinks` receives the first void step.
 
-        Blocks, so that a thread has to call it. Raises RecordError.
+        Blocks, so call it in a thread. Raises RecordError.
         """
         void_from = 0 if step is None else step + 1
         self._writer.wait()
@@ -160,13 +161,13 @@ class Record:
         self._rewards, self._held_out, self._last, self._tokens_generated = {}, {}, 0, 0
 
     def start(self) -> None:
-        """Begin the first step: what came before is not part of it."""
+        """Start the first step, which excludes earlier events."""
         self._drain()
 
     async def samples(self, step: int, trajectories: Sequence[Trajectory], name: str | None = None) -> None:
-        """Keep some of a step's trajectories, or of the evaluation set `name`, and show a few of the latter.
+        """Save some trajectories of a step, or of the evaluation set `name`, and show a few of the latter.
 
-        Everything that takes long happens in a thread.
+        A thread does the slow work.
         """
         if self._decode is None or self._n_samples == 0:
             return
@@ -241,7 +242,7 @@ class Record:
                 self._view.say(f"  {what:<14}{where}")
 
     def close(self) -> None:
-        """Show the rows whose evaluation did not end, and end the files that were kept open. Raises RecordError."""
+        """Show the rows whose evaluation did not end, and close all files. Raises RecordError."""
         for row in self._waiting.values():
             self._view.row(row)
         with ExitStack() as closing:
@@ -254,13 +255,13 @@ class Record:
             self._writer.wait()
 
     def end(self, how: str) -> None:
-        """Note how the run ended; a failure to write then is not reported."""
+        """Record how the run ended; failures to write are ignored."""
         self._log.note("run", how, self._about["started"], time.time())
         with suppress(RecordError):
             self._drain()
 
     def _drain(self) -> list[Event]:
-        """Write the events so far, with which a step ends; the next one begins."""
+        """Write the events so far at the end of a step, and start the next one."""
         events = self._log.drain()
         self._writer.do(partial(self._optional, EVENTS_FILE, partial(self._events.write, events)))
         self._on_page(lambda page: page.events(events))
@@ -273,7 +274,7 @@ class Record:
         self._on_page(lambda page: page.log(step, scalars))
 
     def _on_page(self, add: Callable[[Report], None]) -> None:
-        """Have something added to the page, which is made anew when it is full."""
+        """Add to the page; a full page is rebuilt."""
         if self._report:
             self._writer.do(partial(self._optional, REPORT_FILE, partial(self._add_to_page, add)))
 
@@ -288,7 +289,7 @@ class Record:
                 self._report = Report(self.directory / REPORT_FILE)
 
     def _optional(self, what: str, write: Callable[[], None]) -> None:
-        """Write what the run does not need; report once that it cannot be written."""
+        """Write a file that the run does not need; report a failure once."""
         try:
             write()
         except (RecordError, OSError) as error:

@@ -1,7 +1,7 @@
-"""`report.html`: one page that shows a run, without a network, from entries that are appended to it during the run.
+"""`report.html`: one self-contained page about a run, from entries that are appended during the run.
 
-Each entry is a script of its own after the page's code (`report.template.html`), so that the file is a whole page after
-every one of them, however the run ends.
+Each entry is a separate script after the page's code (`report.template.html`), so that the file is a complete page
+after every entry, however the run ends.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +18,20 @@ from areal_like.metrics.samples import Sample, list_written, pick, read_samples
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
 ABOUT_FILE, METRICS_FILE, REPORT_FILE = "run.json", "metrics.jsonl", "report.html"
-SUMMARY_FILE = "summary.json"  # written when all steps are made
-MOST_LANES = 64  # that are drawn; `events.jsonl` has all
-MOST_SAMPLES, MOST_CHARACTERS = 6, 2000  # of a step, and of each prompt and response
-PAGE_BYTES = 36 << 20  # of a page that is written on; then it is made anew, with fewer points of old steps
-MOST_SPANS = 100_000  # of a page that is made anew: the last ones
-LAST_ROWS, MOST_POINTS, MOST_NUMBERS = 200, 2000, 400_000  # steps as they are; and points of each curve, of all, before
-MOST_STEPS = 100  # whose samples a page that is made anew has, from the first to the last
+SUMMARY_FILE = "summary.json"  # written after the last step
+MOST_LANES = 64  # drawn; `events.jsonl` has all lanes
+MOST_SAMPLES, MOST_CHARACTERS = 6, 2000  # per step, and per prompt and response
+PAGE_BYTES = 36 << 20  # of a page; a larger one is rebuilt with fewer points of old steps
+MOST_SPANS = 100_000  # of a rebuilt page: the last ones
+LAST_ROWS, MOST_POINTS, MOST_NUMBERS = 200, 2000, 400_000  # unreduced steps; before them, points per curve and in total
+MOST_STEPS = 100  # with samples on a rebuilt page, from the first to the last
 _END = "</script>\n"
 
 
 class Report:
-    """The page of one run, or of several that are compared; `run` is the number of the run that entries are about.
+    """The page of one run, or a comparison of several; entries belong to the run with the number `run`.
 
-    Raises RecordError where the file cannot be written.
+    Raises RecordError if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class Report:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has to be made anew."""
+        """Whether the page has to be rebuilt."""
         return self._file.size > PAGE_BYTES
 
     def describe(self, about: Mapping[str, Any]) -> None:
-        """Return what is known before the run (`run.json`)."""
+        """Add the facts known before the run (`run.json`)."""
         self._add("about", about)
 
     def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
@@ -61,11 +61,11 @@ class Report:
         self._add("series", points)
 
     def forget(self, step: int) -> None:
-        """Have the page leave out numbers and samples so far of `step` and later ones."""
+        """Remove earlier metrics and samples of `step` and later steps from the page."""
         self._add("forget", step)
 
     def events(self, events: Iterable[Event]) -> None:
-        """Add spans to the timeline; groups are too many to be drawn."""
+        """Add spans to the timeline, without groups, which are too many."""
         spans = []
         for event in events:
             if event.lane != "groups" and (event.lane in self._lanes or len(self._lanes) < MOST_LANES):
@@ -76,7 +76,7 @@ class Report:
         self._add("spans", spans)
 
     def samples(self, step: int, name: str | None, samples: Sequence[Sample]) -> None:
-        """Show some of a step's samples, of fewer and fewer steps: all up to 99, then every tenth, every hundredth."""
+        """Show some of a step's samples: of all steps up to 99, then of every tenth, then of every hundredth."""
         if name is None and step % 10 ** max(0, len(str(step)) - 2):
             return
         some = [
@@ -95,7 +95,7 @@ class Report:
 
 
 def _repair(path: Path) -> None:
-    """Cut off the entry that a kill left without its end. Raises RecordError."""
+    """Remove a last entry that a kill left incomplete. Raises RecordError."""
     with writing(path):
         if not path.is_file():
             return
@@ -108,7 +108,7 @@ def _repair(path: Path) -> None:
 
 
 def write_report(runs: Sequence[Path], output: Path) -> None:
-    """Make the page anew from what runs have left in their directories; an old one stays until it is whole.
+    """Build the page from the directories of runs; an old page stays until the new one is complete.
 
     Raises OSError, RecordError.
     """
@@ -125,7 +125,7 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
 
 
 def add_metrics(report: Report, file: Path) -> None:
-    """Add the numbers of all steps; of old steps those which are lowest and highest in a stretch, so that peaks stay.
+    """Add the metrics of all steps; of old steps only the lowest and highest value of each stretch, which keeps peaks.
 
     Raises OSError, RecordError.
     """
@@ -154,7 +154,7 @@ def add_metrics(report: Report, file: Path) -> None:
 def _extend(
     pairs: list[tuple[int, float]], starts: dict[str, int], name: str, stretch: int, point: tuple[int, float]
 ) -> None:
-    """Take a point into the last stretch of a curve, or begin one with it."""
+    """Add a point to the last stretch of a curve, or start a new stretch."""
     if starts.get(name) != stretch:
         starts[name] = stretch
         pairs += [point, point]
@@ -165,7 +165,7 @@ def _extend(
 
 
 def _in_order(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float | None]]:
-    """Return the points of a curve by step, each once."""
+    """Return the points of a curve in order of steps, without duplicates."""
     return [(step, _short(value)) for step, value in sorted(set(pairs))]
 
 

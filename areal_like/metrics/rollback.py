@@ -1,4 +1,4 @@
-"""Rollback of the files of steps that will be repeated."""
+"""Rollback of the files of steps that a run will repeat."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from areal_like.metrics.samples import FOLDER
 
 
 def forget(directory: Path, step: int) -> None:
-    """Remove numbers and samples of `step` and later ones, also from the report. Raises RecordError."""
+    """Remove metrics and samples of `step` and later steps, also from the report. Raises RecordError."""
     metrics, report = directory / METRICS_FILE, directory / REPORT_FILE
     with writing(metrics):
         kept = [row for row in read_rows(metrics, dict[str, int | float | None]) if (row.get("step") or 0) < step]

@@ -1,4 +1,4 @@
-"""Samples: prompts, responses and rewards of each step as lines of JSON, and a look at them."""
+"""Samples: prompts, responses and rewards of each step as lines of JSON, and their selection for display."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,12 +11,12 @@ from areal_like.metrics.lines import Lines, read_rows
 from areal_like.types import Ints, Trajectory
 
 FOLDER = "samples"
-MOST_FILES = 200  # of training steps, and of each evaluated set; older ones are thinned out
+MOST_FILES = 200  # for training steps, and for each evaluation set; older files are thinned out
 type Decode = Callable[[Sequence[int]], str]
 
 
 class Sample(TypedDict):
-    """A trajectory in words; what is null was not finite, or is missing.
+    """A trajectory as text; null values were not finite, or are missing.
 
     `versions` has [weight version, tokens] for each stretch, -1 where no model generated, as in tool output.
     """
@@ -33,7 +33,7 @@ class Sample(TypedDict):
 
 
 def sample_of(item: Trajectory, decode: Decode) -> Sample:
-    """Return a trajectory as text: what came before the first generated token is the prompt."""
+    """Return a trajectory as text; the prompt is everything before the first generated token."""
     start = int(np.argmax(item.generated))
     return {
         "group": item.group_id,
@@ -56,7 +56,7 @@ def write_samples(directory: Path, step: int, name: str | None, samples: Iterabl
 
 
 def thin_out(directory: Path, name: str | None) -> None:
-    """Remove every other file of the older half where more than MOST_FILES are kept. Raises RecordError."""
+    """Remove every other file of the older half if there are more than MOST_FILES. Raises RecordError."""
     with writing(directory / FOLDER):
         steps = [step for step, of_it in list_written(directory) if of_it == name]
         if len(steps) > MOST_FILES:
@@ -65,12 +65,12 @@ def thin_out(directory: Path, name: str | None) -> None:
 
 
 def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:
-    """Return what `write_samples` wrote, or [] for nothing; raise OSError or RecordError."""
+    """Return the samples that `write_samples` wrote, [] if none; raise OSError or RecordError."""
     return read_rows(_path(directory, step, name), Sample)
 
 
 def list_written(directory: Path) -> list[tuple[int, str | None]]:
-    """Step and name of everything that was written, in order of steps."""
+    """Return step and name of all written files, in order of steps."""
     found: list[tuple[int, str | None]] = []
     for file in (directory / FOLDER).glob("*-*.jsonl"):
         kind, step, *name = file.stem.split("-", 2)
@@ -80,25 +80,25 @@ def list_written(directory: Path) -> list[tuple[int, str | None]]:
 
 
 def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
-    """Return samples in order of reward, by default the worst first; those whose reward is missing last."""
+    """Return samples in order of reward, by default the worst first; missing rewards come last."""
     sign, missing = -1 if best_first else 1, float("inf")
     return sorted(samples, key=lambda sample: missing if sample["reward"] is None else sign * sample["reward"])
 
 
 def pick(samples: Sequence[Sample], most: int) -> list[Sample]:
-    """Pick at most so many samples, from the worst to the best, and one without a reward if there is any."""
+    """Pick at most `most` samples, from the worst to the best, including one without a reward if there is any."""
     ordered = by_reward(samples)
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
     return [ordered[place] for place in places]
 
 
 def reward_of(sample: Sample) -> str:
-    """Return the reward in words."""
+    """Return the reward as text."""
     return "reward missing" if sample["reward"] is None else f"reward {sample['reward']:g}"
 
 
 def escape(text: str, most: int | None = None) -> str:
-    """Return a model's text for a terminal: control characters escaped, and the middle beyond `most` left out."""
+    """Return a model's text for a terminal: control characters escaped, and cut in the middle beyond `most`."""
     if most is not None and len(text) > most:
         text = f"{text[: most // 2]} … {text[-(most // 2) :]}"
     return "".join(c if c.isprintable() or (c == "\n" and most is None) else repr(c)[1:-1] for c in text)

@@ -1,12 +1,12 @@
-"""The numbers of a step, by the tags under which loggers show them."""
+"""The metrics of a step, by their names in loggers."""
 
 from collections.abc import Mapping, Sequence
 
 from areal_like.events import Event
 from areal_like.metrics.idle import idle_share
 
-CONTROLLER = "controller"  # its lane
-_ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of their lanes
+CONTROLLER = "controller"  # the lane's name
+_ROLES = {"idle/trainer": "actor", "idle/servers": "server"}  # and the roles of its lanes
 _TAGS = {
     "reward": "reward/mean",
     "reward_missing": "reward/missing",
@@ -30,7 +30,7 @@ _TAGS = {
 def step_scalars(
     stats: Mapping[str, float], events: Sequence[Event], began: float, end: float, rollout_tokens: int
 ) -> dict[str, float]:
-    """Return the numbers of a step between two times from its statistics, its events and the tokens generated in it."""
+    """Return the metrics of a step between two times from its statistics, its events and its generated tokens."""
     seconds = {"step": max(end - began, 1e-6)}  # a clock may be set back
     for event in events:
         if event.lane == CONTROLLER:

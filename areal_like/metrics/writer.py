@@ -1,4 +1,4 @@
-"""Writing beside the event loop: in order, in one thread, which a hung file system does not keep from ending."""
+"""Writes outside the event loop: in order, in one thread, which can end even if the file system hangs."""
 
 import queue
 import threading
@@ -10,7 +10,7 @@ WAIT_S = 600.0  # a write that takes longer hangs
 
 
 class Writer:
-    """Makes calls one after the other; the first one that fails ends the run at the next call of `do` or `wait`."""
+    """Executes calls in order; the first failure ends the run at the next call of `do` or `wait`."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -19,12 +19,12 @@ class Writer:
         threading.Thread(target=self._work, name="record", daemon=True).start()
 
     def do(self, call: Callable[[], None]) -> None:
-        """Have a call made after those before it. Raises what an earlier one did."""
+        """Queue a call. Raises the error of an earlier one."""
         self._raise()
         self._calls.put(call)
 
     def wait(self) -> None:
-        """Return when everything so far is written; blocks, so that a thread has to call it. Raises RecordError."""
+        """Wait until all queued calls have run; blocks, so call it in a thread. Raises RecordError."""
         done = threading.Event()
         self._calls.put(done.set)
         if not self._closed and not done.wait(WAIT_S):
@@ -32,7 +32,7 @@ class Writer:
         self._raise()
 
     def close(self) -> None:
-        """End the thread when everything so far is written, which `wait` waits for."""
+        """Stop the thread after all queued calls, which `wait` waits for."""
         self._calls.put(None)
         self._closed = True
 

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: one module each, behind `StatsSink`."""
+"""Destinations of a run's metrics: one module each, behind `StatsSink`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,19 +14,19 @@ from areal_like.metrics.sinks.wandb import WandB
 
 
 class StatsSink(Protocol):
-    """Takes the scalars of each step; both raise RecordError where they cannot be written."""
+    """Receives the scalars of each step; both methods raise RecordError if writing fails."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one value per name at `step`, which may come several times."""
+        """Add one value per name at `step`; a step may be logged several times."""
 
     def close(self) -> None:
-        """Close the sink: nothing follows."""
+        """Close the sink after the last call of `log`."""
 
 
 def make_sinks(config: RunConfig, directory: Path, void_from: int | None = None) -> list[StatsSink]:
-    """Return the sinks that a configuration asks for; `metrics.jsonl` is always there. Raises RecordError.
+    """Return the sinks of a configuration; `metrics.jsonl` is always one of them. Raises RecordError.
 
-    What was logged of step `void_from` and later ones is void; `metrics.jsonl` does not have it any more.
+    Logged values of step `void_from` and later steps are void, and already removed from `metrics.jsonl`.
     """
     stats, experiment, trial, about = (
         config.stats_logger,

@@ -8,11 +8,11 @@ from areal_like.config.schema import MLflowConfig
 from areal_like.config.secrets import mask_urls
 from areal_like.errors import RecordError
 
-_REFUSED = re.compile(r"[^/\w.\- ]")  # mlflow/utils/validation.py; one such name, and a step's numbers are all lost
+_REFUSED = re.compile(r"[^/\w.\- ]")  # mlflow/utils/validation.py; one such name loses all metrics of a step
 
 
 class MLflow:
-    """One run of the experiment there. Names have `_at_` for `@`, and `_` for what else MLflow refuses in them."""
+    """One run of an MLflow experiment. In names, `_at_` replaces `@`, and `_` other characters that MLflow rejects."""
 
     def __init__(self, config: MLflowConfig, experiment: str, trial: str, about: Mapping[str, Any]) -> None:
         import mlflow
@@ -27,7 +27,7 @@ class MLflow:
             raise RecordError(f"MLflow (stats_logger.mlflow) cannot be used: {mask_urls(str(error))}") from None
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See StatsSink; a thread of mlflow's own sends it."""
+        """See StatsSink; a thread of mlflow sends the scalars."""
         named = {_REFUSED.sub("_", name.replace("@", "_at_")): value for name, value in scalars.items()}
         self._mlflow.log_metrics(named, step=step, synchronous=False)
 

@@ -9,7 +9,7 @@ from areal_like.errors import RecordError
 
 
 class SwanLab:
-    """One run there; with `mode: local` or `offline` it lies in the run's directory."""
+    """One run on SwanLab; with `mode: local` or `offline` it is stored in the run's directory."""
 
     def __init__(
         self, config: SwanLabConfig, directory: Path, experiment: str, trial: str, about: Mapping[str, Any]
@@ -29,7 +29,7 @@ class SwanLab:
             raise RecordError(f"stats_logger.swanlab cannot be used: {error}") from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See StatsSink; a thread of swanlab's own sends it."""
+        """See StatsSink; a thread of swanlab sends the scalars."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:

@@ -13,12 +13,12 @@ from areal_like.errors import writing
 class TensorBoard:
     """One event file in a directory; `tensorboard --logdir DIRECTORY` shows it.
 
-    Every step is on disk when `log` returns: TensorBoard's own EventFileWriter writes in a thread, up to two minutes
-    late, and what fails there fails between two steps. Raises RecordError where the file cannot be written.
+    Every step is on disk when `log` returns. TensorBoard's own EventFileWriter writes in a thread, up to two minutes
+    late, and its errors appear between two steps. Raises RecordError if the file cannot be written.
     """
 
     def __init__(self, directory: Path, void_from: int | None = None) -> None:
-        from tensorboard.summary.writer.record_writer import RecordWriter  # only runs that want it need it
+        from tensorboard.summary.writer.record_writer import RecordWriter  # only runs with TensorBoard need it
 
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
@@ -37,7 +37,7 @@ class TensorBoard:
         self._append(step=step, summary=Summary(value=values))
 
     def _void_from(self, step: int) -> None:
-        """Have readers forget what earlier files have of `step` and later ones (an event SessionLog.START)."""
+        """Make readers discard values of `step` and later steps in earlier files (an event SessionLog.START)."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._append(step=step, session_log=SessionLog(status=SessionLog.START))

@@ -9,7 +9,7 @@ from areal_like.errors import RecordError
 
 
 class WandB:
-    """One run there; with `mode: offline` it lies in the run's directory until `wandb sync` sends it."""
+    """One run on Weights & Biases; with `mode: offline` it stays in the run's directory until `wandb sync` sends it."""
 
     def __init__(
         self, config: WandBConfig, directory: Path, experiment: str, trial: str, about: Mapping[str, Any]
@@ -31,7 +31,7 @@ class WandB:
             raise RecordError(f"Weights & Biases (stats_logger.wandb) cannot be used: {error}") from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See StatsSink; a process of wandb's own sends it."""
+        """See StatsSink; a process of wandb sends the scalars."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
