@@ -27,7 +27,7 @@ def make_algorithm(config: RunConfig) -> Algorithm:
     make = ALGORITHMS[name] if name in ALGORITHMS else load_object(name)
     try:
         made = make if isinstance(make, Algorithm) else make(config)
-    except Exception as error:  # a user's function fails in any way it likes
+    except Exception as error:  # a user's function may raise anything
         raise UserCodeError(f"{name} failed: {where_it_failed(error, name.rpartition(':')[0])}") from error
     if not isinstance(made, Algorithm):
         raise UserCodeError(f"{name} returned {made!r:.80}, not an areal_like.algorithms.types.Algorithm")

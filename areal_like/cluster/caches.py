@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept from run to run: compiling them takes a run's first step half a minute on GPUs."""
+"""Caches of compiled kernels across runs: on GPUs, compilation takes half a minute of a run's first step."""
 
 import os
 from pathlib import Path
@@ -10,15 +10,15 @@ _FOLDERS = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",  # flashinfer/jit/env.py
     "TVM_FFI_CACHE_DIR": "tvm_ffi",  # tvm_ffi/cpp/extension.py, of SGLang's own kernels
     "SGLANG_DG_CACHE_DIR": "deep_gemm",  # sglang/srt/environ.py
-    "CUDA_CACHE_PATH": "cuda",  # of PTX that the driver compiles
+    "CUDA_CACHE_PATH": "cuda",  # for PTX compiled by the driver
 }
 _CUDA_CACHE_BYTES = 4 << 30  # the driver's own limit holds the kernels of one of these libraries
 
 
 def keep_caches(directory: str | None) -> None:
-    """Have this process and those that it starts keep what they compile below `directory`; None leaves all as it is.
+    """Make this process and its children cache compiled kernels below `directory`; None changes nothing.
 
-    What the user has set stays.
+    Variables set by the user stay.
     """
     if directory is None:
         return

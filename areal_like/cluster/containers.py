@@ -1,6 +1,6 @@
-"""Containers of a run's sandboxes, to which no tree of processes leads: they are found by their label.
+"""Containers of a run's sandboxes, which are found by label, because they are not in the run's process tree.
 
-A file in the run's temporary directory names each program that has started some (docker, podman).
+A file in the run's temporary directory names each program that has started containers (docker, podman).
 """
 
 import subprocess
@@ -17,13 +17,13 @@ def label(run_id: str) -> str:
 
 
 def note_containers(directory: Path, program: str) -> None:
-    """Have the janitor of the run with this temporary directory remove what `program`, a path, starts for the run."""
+    """Have the janitor of the run with this temporary directory remove containers started by `program`, a path."""
     with suppress(FileNotFoundError):  # the run has ended
         (directory / f"{_FILE}{program.replace('/', '%')}").touch()
 
 
 def remove_containers(directory: Path, run_id: str) -> None:
-    """Remove the containers of a run, also running ones."""
+    """Remove the containers of a run, including running ones."""
     for file in directory.glob(f"{_FILE}*"):
         program = file.name.removeprefix(_FILE).replace("%", "/")
         found = _output([program, "ps", "--all", "--quiet", "--filter", f"label={label(run_id)}"]).split()
@@ -32,7 +32,7 @@ def remove_containers(directory: Path, run_id: str) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """Return the output of a program; nothing if it fails, because the rest of the run has to be removed too."""
+    """Return the output of a program, "" if it fails, so that the clean-up of the run continues."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False

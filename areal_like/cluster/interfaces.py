@@ -1,4 +1,4 @@
-"""The address of every node at which the processes of a run listen (`cluster.interface`)."""
+"""The address at which a run's processes listen on each node (`cluster.interface`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from allocation.plan import Device
     from areal_like.cluster.placement import Slot
 
-ANSWER_S = 120.0  # that a node has for its answer: it starts a process for it
+ANSWER_S = 120.0  # for a node's answer, which starts a process
 
 
 async def use_interface(placement: Placement, interface: str | None) -> Placement:
-    """Return a placement whose hosts are the addresses of an interface of each node; None: those that Ray uses.
+    """Return a placement whose hosts are the addresses of an interface of each node; None means Ray's addresses.
 
     `interface` is a name, or a network such as `10.0.0.0/16`. Raises ClusterError about nodes without it.
     """
@@ -41,7 +41,7 @@ async def _choose_addresses(placement: Placement, interface: str) -> Mapping[Dev
 
 
 def own_host(interface: str) -> str:
-    """Return this host's address of an interface. Raises ClusterError where it has none."""
+    """Return this host's address of an interface. Raises ClusterError if it has none."""
     addresses = _look_function()()
     if (address := choose(addresses, interface)) is None:
         raise ClusterError(
@@ -89,7 +89,7 @@ async def _ask(placement: Placement, hosts: Mapping[int, str]) -> list[list[tupl
 
 
 def _look_function() -> Callable[[], list[tuple[str, str]]]:
-    """Return a function that lists a host's interfaces; Ray sends it by value, since it is not a module's."""
+    """Return a function that lists a host's interfaces; Ray sends it by value, because it is not at module level."""
 
     def look() -> list[tuple[str, str]]:
         import socket

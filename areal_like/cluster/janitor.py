@@ -1,11 +1,11 @@
-"""The last process of a run: waits for the process that started it to end, then removes what the run left.
+"""The last process of a run: waits for the end of its parent, then removes the run's leftovers.
 
 Run as a module, `python -m areal_like.cluster.janitor RUN_ID CHILDREN DIRECTORY...`, with two pipes. The time of the
 run's end on standard input (`ticks_now`), or the end of this pipe or of the process that started the janitor, SIGKILL
-included, says that the run has ended. Standard output ends when all is done. Members of the run are
+included, says that the run has ended. Standard output is closed when all is done. Members of the run are
 
-- processes that descend from the one that started the janitor, except its CHILDREN of before (`12,34`) and theirs;
-- processes whose environment had `AREAL_LIKE_RUN=RUN_ID` at their start, and Ray workers that have joined the run
+- descendants of the process that started the janitor, except its earlier CHILDREN (`12,34`) and their descendants;
+- processes that started with `AREAL_LIKE_RUN=RUN_ID` in their environment, and Ray workers that have joined the run
   (`member_file`), with their descendants.
 """
 
@@ -27,12 +27,12 @@ from areal_like.cluster.lineage import Identity, Lineage, identity
 from areal_like.cluster.shared_memory import SharedMemoryWatch
 
 RUN_VARIABLE = "AREAL_LIKE_RUN"
-LOOK_S = 0.2  # between two looks at the processes of this host
-_REST = 20  # times as long as a look took, at least
+LOOK_S = 0.2  # between two scans of this host's processes
+_REST = 20  # multiples of a scan's duration, at least
 _MEMBER = "member."
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
-LIMIT_S = 60.0  # what SIGKILL does not end by then waits for the system
-# These outlive their clients for a moment to unlink shared memory, and end by themselves.
+LIMIT_S = 60.0  # a process that survives SIGKILL this long waits for the system
+# These outlive their clients briefly to unlink shared memory, and end by themselves.
 CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 
@@ -41,9 +41,9 @@ def main() -> None:
     run_id, others, *directories = sys.argv[1:]
     owner = psutil.Process(os.getppid())
     lineage = Lineage(owner.pid, {int(pid) for pid in others.split(",") if pid} | {os.getpid()})
-    if os.fork():  # Ray kills the children of a worker that ends
+    if os.fork():  # Ray kills the children of an ending worker
         os._exit(0)
-    print(os.getpid(), flush=True)  # where the owner adopts orphans, it is the owner's to wait for
+    print(os.getpid(), flush=True)  # an owner that adopts orphans waits for this process
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     run = _Run(run_id, owner, lineage, Path(directories[0]))
@@ -52,20 +52,20 @@ def main() -> None:
     def look() -> None:
         run.look()
         shared_memory.look(lambda: members(run_id))
-        owners.look(lambda: filter(_lives, [owner]))  # its pid may be another's by now
+        owners.look(lambda: filter(_lives, [owner]))  # its pid may have been reused
 
-    # A child that the owner forked without exec also holds the pipe, so its end alone would not do.
+    # A child that the owner forked without exec also holds the pipe, so the pipe's end alone is not enough.
     while not select.select([sys.stdin], [], [], LOOK_S)[0] and _lives(owner):
         look()
-    if _lives(owner) and (ended := os.read(0, 64)):  # what it starts from now on is not of the run
+    if _lives(owner) and (ended := os.read(0, 64)):  # its later children do not belong to the run
         lineage.until = int(ended)
     look()
     run.end()
     remove_containers(Path(directories[0]), run_id)
     shared_memory.remove()
-    if not _lives(owner):  # a living process may keep its own; one that was killed with its tracker leaves them
+    if not _lives(owner):  # a living process may keep its own; a process killed with its tracker leaves them
         owners.remove()
-    for directory in directories:  # last, for a member might write on
+    for directory in directories:  # last, because a member might still write
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -80,13 +80,13 @@ class _Run:
     next_look: float = 0.0
 
     def look(self) -> None:
-        """Note descendants; a look at thousands of processes takes a while, and comes less often."""
+        """Record descendants; slow scans, of thousands of processes, run less often."""
         if (now := time.monotonic()) >= self.next_look:
             self.lineage.look(_find_joined(self.directory))
             self.next_look = now + _REST * (time.monotonic() - now)
 
     def living(self) -> list[psutil.Process]:
-        """Look at once, at all of them."""
+        """Scan immediately; return all living members."""
         by_environment = [identity(process.pid) for process in members(self.run_id)]
         self.lineage.look([*_find_joined(self.directory), *by_environment])
         return [process for process in self.lineage.living() if process.pid not in (os.getpid(), self.owner.pid)]
@@ -102,7 +102,7 @@ class _Run:
                 _signal({*chosen} - terminated, signal.SIGTERM)
                 terminated |= {*chosen}
             else:
-                _signal(chosen, signal.SIGSTOP)  # what they have started meanwhile is their child as long as they live
+                _signal(chosen, signal.SIGSTOP)  # their new children remain theirs as long as they live
                 if {*self.living()} <= {*left}:
                     _signal(chosen, signal.SIGKILL)
             time.sleep(0.1)
@@ -120,12 +120,12 @@ def _find_joined(directory: Path) -> list[Identity]:
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        with suppress(psutil.Error):  # ended meanwhile; psutil signals none that has the id of another one
+        with suppress(psutil.Error):  # ended meanwhile; psutil does not signal a reused id
             process.send_signal(number)
 
 
 def members(run_id: str) -> list[psutil.Process]:
-    """Return the living processes of a run by their environment, zombies not counted."""
+    """Return the living processes of a run by their environment, without zombies."""
     found = []
     for process in psutil.process_iter():
         try:

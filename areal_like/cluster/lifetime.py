@@ -1,4 +1,4 @@
-"""Everything a run leaves on a host, so that it ends with the run: processes, ports, temporary files."""
+"""Clean-up of everything that a run leaves on a host: processes, ports, temporary files."""
 
 import ctypes
 import os
@@ -22,14 +22,14 @@ from areal_like.errors import private
 from areal_like.runtime.descendants import adopt_orphans, children
 
 SLOW_JANITOR_S = 10.0
-JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then it continues alone
+JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then the janitor continues alone
 PACKAGE_ROOT = Path(__file__).parents[2]
-# Number and value of glibc's options (mallopt(3)): by default it gives the memory of every large tensor back to the
-# system and takes it anew, a page fault for each 4 KiB.
+# Number and value of glibc's options (mallopt(3)): by default it returns the memory of every large tensor to the system
+# and allocates it again, with a page fault for each 4 KiB.
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
-GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a process group is made
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a process group is created
 LAST_LINES, LAST_BYTES = 15, 16384  # of a failed process's output, in its error
-LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths end at 107
+LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths have at most 107
 
 
 @contextmanager
@@ -38,22 +38,21 @@ def run_lifetime(
 ) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
-    Every process that is started inside is a member of the run. When the block ends, or this process does in
-    whatever way, the janitor ends those that are left and removes the directory; both are gone within 10 seconds, or
-    the janitor is waited for. So are `shared_dirs`, absolute paths: every host's janitor removes them, the last one
-    when nobody writes there now. The janitor keeps the descriptor `lock` open for as long as it lives.
-    Without `adopts` this process does not become the parent of orphans, and so not of its janitor either. Sockets that
-    may have any port have one of the range `ports`.
+    Every process started inside is a member of the run. When the block or this process ends, in whatever way, the
+    janitor ends the remaining members and removes the directory, within 10 seconds or while this process waits. Every
+    host's janitor also removes `shared_dirs`, absolute paths; the last one does so when no process writes there any
+    more. The janitor keeps the descriptor `lock` open while it lives. Without `adopts` this process does not become the
+    parent of orphans, nor of its janitor. Sockets with any free port use one of the range `ports`.
     """
     directory = temporary_directory(run_id)
     directory.mkdir(mode=0o700, exist_ok=True)
     variables = _variables(run_id) | ({PORTS_VARIABLE: ports} if ports else {})
     before = {name: os.environ.get(name) for name in variables}
     others = children()
-    adopts = adopts and not others  # an orphan of theirs would look like one of the run's
+    adopts = adopts and not others  # their orphans would look like the run's
     if adopts:
         adopt_orphans()
-    # the janitor of one node is not a member that another's may end
+    # the janitor of one node is not a member that another janitor may end
     environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
     keeper = subprocess.Popen(
         [sys.executable, "-P", "-m", janitor.__name__, run_id, ",".join(map(str, others)), directory, *shared_dirs],
@@ -83,13 +82,13 @@ def run_lifetime(
 
 
 def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
-    """Wait for the janitor, and report if it needs longer than its limits."""
-    with suppress(OSError):  # it is gone
+    """Wait for the janitor, and report if it exceeds its limits."""
+    with suppress(OSError):  # the janitor is gone
         os.write(keeper.stdin.fileno(), b"%d\n" % ticks_now())  # type: ignore[union-attr]
     for limit_s, what in ((SLOW_JANITOR_S, "still busy; waiting for it"), (JANITOR_LIMIT_S, "left to end by itself")):
         try:
             janitor_id, _ = keeper.communicate(timeout=limit_s)
-            with suppress(ChildProcessError, ValueError):  # it is not this process's child, or never began
+            with suppress(ChildProcessError, ValueError):  # it is not this process's child, or never started
                 os.waitpid(int(janitor_id), 0)
             return
         except subprocess.TimeoutExpired:
@@ -97,14 +96,14 @@ def _wait_for(keeper: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def temporary_directory(run_id: str) -> Path:
-    """Return where the run keeps temporary files on each of its hosts; a short path, because sockets lie below it."""
+    """Return the run's directory for temporary files on each host; a short path, because it contains sockets."""
     root = tempfile.gettempdir()
     return Path(root if len(root) <= LONGEST_TMP else "/tmp") / f"areal-{run_id}"
 
 
 @contextmanager
 def ignore_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C while something short has to be finished; it counts in the main thread alone."""
+    """Ignore Ctrl-C during short work that must be finished; has an effect in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,32 +115,32 @@ def ignore_interrupts() -> Iterator[None]:
 
 
 class Caretaker:
-    """Holds `run_lifetime` on a node of an existing cluster, where the run's own process may not be."""
+    """An actor that holds `run_lifetime` on a node of an existing cluster, where the run's process may not be."""
 
     def __init__(self, run_id: str, shared_dir: Path) -> None:
         self._lifetime = ExitStack()
         self._lifetime.enter_context(run_lifetime(run_id, shared_dir, adopts=False))
 
     def last_lines(self, file: Path) -> list[str]:
-        """Return the last lines of a file of this node; none if it is missing."""
+        """Return the last lines of a file on this node, [] if it is missing."""
         with suppress(OSError), file.open("rb") as opened:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_BYTES))
             return [line for line in opened.read().decode(errors="replace").splitlines() if line.strip()][-LAST_LINES:]
         return []
 
     def close(self) -> None:
-        """End what the run left on this node; returns when it is gone."""
+        """Remove the run's leftovers on this node; returns when they are gone."""
         self._lifetime.close()
 
 
 def join_run(run_id: str) -> None:
-    """Make the processes that this one starts members of the run; it may be one itself already."""
+    """Make future children of this process members of the run; this process may be a member already."""
     if os.environ.get(RUN_VARIABLE) != run_id:
         _enter(_variables(run_id))
 
 
 def end_with_run(run_id: str) -> None:
-    """Have this host's janitor of the run, if there is one, end this process and all that descend from it."""
+    """Have this host's janitor of the run, if there is one, end this process and its descendants."""
     adopt_orphans()
     _join(temporary_directory(run_id))
 
@@ -153,20 +152,20 @@ def _join(directory: Path) -> None:
 
 
 def _join_again() -> None:
-    """Become a member in one's own name, as a fork of a member, before the next moment, when that may be killed."""
+    """Register this fork of a member as a member of its own, immediately, because the member may be killed."""
     for directory, member in _joined.items():
         with suppress(OSError):
             member_file(directory).touch()
-        if not lives(member):  # the janitor may have done its work
+        if not lives(member):  # the janitor may have finished
             os._exit(1)
 
 
-_joined: dict[Path, Identity] = {}  # temporary directory of each run that this process, or what forked it, has joined
+_joined: dict[Path, Identity] = {}  # by temporary directory of each run that this process or its parent has joined
 os.register_at_fork(after_in_child=_join_again)
 
 
 def _variables(run_id: str) -> dict[str, str]:
-    """Return the environment of every process of a run; variables set by the user win where the run allows it."""
+    """Return the environment of every process of a run; variables set by the user take precedence if allowed."""
     return {name: os.environ.get(name, str(value)) for name, (_, value) in _MALLOC.items()} | {
         RUN_VARIABLE: run_id,
         "TMPDIR": str(temporary_directory(run_id)),
@@ -175,7 +174,7 @@ def _variables(run_id: str) -> dict[str, str]:
 
 
 def _enter(variables: Mapping[str, str]) -> None:
-    """Set the variables; glibc read its own when this process started."""
+    """Set the variables; glibc has read its own at the start of this process."""
     libc = ctypes.CDLL(None)
     for name, (option, value) in _MALLOC.items():
         if name not in os.environ:
@@ -186,8 +185,8 @@ def _enter(variables: Mapping[str, str]) -> None:
 def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> subprocess.Popen[bytes]:
     """Start a program that dies with the calling thread, in its own session, its output appended to `log_file`.
 
-    `env` is added to this process's environment. The log is its owner's alone to read, for programs write their secrets
-    there too. Raises OSError if it cannot be opened.
+    `env` is added to this process's environment. Only its owner can read the log, because programs may log secrets.
+    Raises OSError if it cannot be opened.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "ab", opener=private) as log:
@@ -202,7 +201,7 @@ def spawn(command: Sequence[str], *, env: Mapping[str, str], log_file: Path) -> 
 
 
 def local_interface(address: str) -> str:
-    """Name of this host's network interface from which `address` is reached; no packet is sent."""
+    """Return the name of the network interface that reaches `address`, without sending a packet."""
     family, _, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)
@@ -215,7 +214,7 @@ def local_interface(address: str) -> str:
 
 @contextmanager
 def gloo_on_loopback() -> Iterator[None]:
-    """Have gloo listen on loopback alone in process groups that are made in the block."""
+    """Make gloo listen only on loopback in process groups created in the block."""
     before = os.environ.get(GLOO_VARIABLE)
     os.environ[GLOO_VARIABLE] = local_interface("127.0.0.1")
     try:

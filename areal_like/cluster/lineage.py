@@ -1,7 +1,7 @@
-"""Which processes descend from one, however they were started: noted while their parents live.
+"""The descendants of a process, however they were started, recorded while their parents live.
 
-A process that leaves its session, group, environment and parent is still the child of a noted one when it is seen
-first, and stays noted as an orphan.
+A process that leaves its session, group, environment and parent is still the child of a recorded process when it is
+first seen, and stays recorded as an orphan.
 """
 
 import math
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import psutil
 
-type Identity = tuple[int, int]  # process id, and start in clock ticks since boot: no two processes have both in common
+type Identity = tuple[int, int]  # process id, and start in clock ticks since boot; together they are unique
 
-_STATE, _PARENT, _STARTED = 0, 1, 19  # places in /proc/PID/stat behind the name in brackets, proc_pid_stat(5)
+_STATE, _PARENT, _STARTED = 0, 1, 19  # positions in /proc/PID/stat after the name in brackets, proc_pid_stat(5)
 _DEAD = (b"Z", b"X")
 
 
 class Lineage:
-    """The descendants of the process `root`, less its children `others` that are older than this object, and theirs.
+    """The descendants of the process `root`, except its older children `others` and their descendants.
 
-    With `until`, in clock ticks since boot, children that `root` has started from then on are not counted either. Call
-    `look` several times a second: only what starts and loses its parent between two looks escapes.
+    With `until`, in clock ticks since boot, later children of `root` are excluded, too. Call `look` several times a
+    second: only a process that starts and loses its parent between two calls escapes.
     """
 
     def __init__(self, root: int, others: Set[int] = frozenset()) -> None:
@@ -34,7 +34,7 @@ class Lineage:
         self.until = math.inf
 
     def look(self, more: Iterable[Identity] = ()) -> None:
-        """Note the descendants that there are now, and the processes `more` with theirs."""
+        """Record the current descendants, and the processes `more` with their descendants."""
         table = _table()
         alive = {(pid, started) for pid, (_, started) in table.items()}
         children: dict[int, list[Identity]] = {}
@@ -51,7 +51,7 @@ class Lineage:
             parents += new
 
     def living(self) -> list[psutil.Process]:
-        """Return the noted processes that live."""
+        """Return the recorded processes that are alive."""
         found = []
         for noted in self._noted:
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The report of a run's node about itself and of its connections to others, from a process on it.
+"""The report of a run's node about itself and its connections to other nodes, from a process on the node.
 
 The module is sent to the node by value, so it imports nothing but the standard library.
 """
@@ -26,7 +26,7 @@ class Probe:
         return time.time()
 
     def open_port(self, host: str, ports: Sequence[int]) -> tuple[int, str]:
-        """Listen at one of the ports until this process ends; return it, or 0 and why none can be opened."""
+        """Listen on one of the ports until this process ends; return the port, or 0 and the reason why all fail."""
         why, family = "", socket.AF_INET6 if ":" in host else socket.AF_INET
         for port in ports:
             try:
@@ -38,7 +38,7 @@ class Probe:
         return 0, why
 
     def find_unreachable(self, urls: Sequence[str], limit_s: float) -> list[str]:
-        """Return the addresses that accept no connection within the time limit."""
+        """Return the addresses that do not accept a connection within the time limit."""
         with ThreadPoolExecutor(32) as threads:
             reached = list(threads.map(lambda url: _reaches(url, limit_s), urls))
         return [url for url, is_reached in zip(urls, reached, strict=True) if not is_reached]
@@ -93,7 +93,7 @@ def _read_free_memory() -> int:
 
 
 def _read_own_ports() -> list[int]:
-    """Return the first and the last port that the kernel chooses from, or nothing on a system that does not say."""
+    """Return the first and last port that the kernel chooses from, [] on a system that does not report them."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             return [int(word) for word in file.read().split()]

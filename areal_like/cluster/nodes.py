@@ -1,6 +1,6 @@
-"""The nodes of a run before its processes start: what has to be alike on all of them, and what each has to have.
+"""Checks of a run's nodes before its processes start: what must be equal on all nodes, and what each node must have.
 
-Ray lets nodes join whose packages, drivers or clocks differ; a run would fail later, in the words of a library.
+Ray accepts nodes whose packages, drivers or clocks differ; a run would fail later, with a library's error.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from areal_like.errors import ClusterError
 if TYPE_CHECKING:
     from areal_like.cluster.placement import Placement
 
-ANSWER_S = 120.0  # that a node has for its answer: it starts a process for it
-CONNECT_S = 10.0  # that a node has for accepting a connection of another one
-ASKED = 5  # times that each node is asked for its time; the fastest answer counts
-CLOCK_S = 1.0  # by which clocks may differ
+ANSWER_S = 120.0  # for a node's answer, which starts a process
+CONNECT_S = 10.0  # for a node to accept a connection from another node
+ASKED = 5  # queries of each node's clock; the fastest answer counts
+CLOCK_S = 1.0  # maximum difference of clocks
 LEAST_DISK = 256 << 20  # free bytes of the directory for temporary files
-LESS_MEMORY = 0.5  # of the node with the most free memory
+LESS_MEMORY = 0.5  # share of the largest free memory of a node
 _PACKAGES = (
     *("areal-like", "torch", "ray", "sglang", "transformers", "megatron-core", "mbridge", "megatron-bridge"),
     *("transformer-engine", "flash-attn", "numpy", "safetensors", "triton"),
@@ -38,12 +38,12 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Node:
-    """The report of a node about itself; `ahead_s` is its clock less this host's, `missing` are paths that it lacks.
+    """A node's report about itself; `ahead_s` is its clock minus this host's, `missing` lists absent paths.
 
-    `unreachable` are the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
-    port that the other node had just opened. `no_port` is the reason why it could not open one itself, `far_from_here`
-    is the address with a port that it opened and the controller could not connect to, and `own_ports` is its kernel's
-    range.
+    `unreachable` lists the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
+    port that the other node had just opened. `no_port` is the reason why it could not open a port itself,
+    `far_from_here` is the address of a port that it opened and the controller could not reach, and `own_ports` is its
+    kernel's range.
     """
 
     host: str
@@ -70,13 +70,13 @@ async def check_nodes(
     ports: str | None = None,
     interface: str | None = None,
 ) -> None:
-    """Raise ClusterError about a node with which no run would succeed, and `warn` of other differences.
+    """Raise ClusterError about a node with which the run would fail, and `warn` of other differences.
 
-    `files` are the paths that every node reads, by the key that names each; `ports` is the run's range, and `interface`
-    the one at whose addresses the nodes listen.
+    `files` has the paths that every node reads, by their keys; `ports` is the run's range, and `interface` has the
+    addresses at which the nodes listen.
     """
     nodes = await _ask(placement, [str(path) for path in files.values()], ports)
-    keys = {str(path): key for key, path in reversed(list(files.items()))}  # the first of those that share a path
+    keys = {str(path): key for key, path in reversed(list(files.items()))}  # the first key of each path
     if wrong := [*_different_software(nodes), *_closed_ports(nodes, ports, interface), *_lacks(nodes, keys)]:
         raise ClusterError("\n  ".join(wrong))
     for difference in [*differences(nodes), *_other_ports(nodes, ports)]:
@@ -106,7 +106,7 @@ def _closed_ports(nodes: Sequence[Node], ports: str | None, interface: str | Non
                 "with free ports on every node, and start Ray there with --node-ip-address set to an address of the node"
             )
         for address in node.unreachable_ports:
-            if urlsplit(f"//{address}").hostname not in node.unreachable:  # which is reported anyway
+            if urlsplit(f"//{address}").hostname not in node.unreachable:  # reported anyway
                 yield f"node {node.host} cannot connect to {address}, a port {opened}. {fix}"
         if node.far_from_here:
             yield f"this host, which has the controller, cannot connect to {node.far_from_here}, a port {opened}. {fix}"
@@ -124,7 +124,7 @@ def _way_to_connect(ports: str | None, interface: str | None) -> str:
 
 
 def _other_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
-    """Yield nodes whose kernel gives gloo and NCCL ports outside of the run's range."""
+    """Yield nodes whose kernel assigns ports outside the run's range to gloo and NCCL."""
     allowed = port_range(ports) if ports else range(0)
     for node in nodes if ports else ():
         if node.own_ports and not set(node.own_ports) <= set(allowed):
@@ -156,7 +156,7 @@ def _lacks(nodes: Sequence[Node], keys: Mapping[str, str]) -> Iterator[str]:
 
 
 def differences(nodes: Sequence[Node]) -> Iterator[str]:
-    """Yield differences with which a run works, though perhaps not as intended."""
+    """Yield differences with which a run works, but perhaps not as intended."""
     for what, value in (
         ("GPUs", lambda node: " ".join(node.gpus) or "none"),
         ("NVIDIA drivers", lambda node: " ".join(node.drivers) or "none"),
@@ -177,7 +177,7 @@ def differences(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _by_value(nodes: Sequence[Node], value: Callable[[Node], str]) -> str:
-    """Return which nodes have which value, or nothing where all have the same."""
+    """Return which nodes have which value, "" if all are equal."""
     hosts: dict[str, list[str]] = {}
     for node in nodes:
         hosts.setdefault(value(node), []).append(node.host)
@@ -192,7 +192,7 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
     nodes = {slot.node_id for slot in placement.slots.values()}
     with ray_errors():
         urls = [found for node, found in (await node_urls()).items() if node in nodes]
-    register_pickle_by_value(node_probe)  # the node may lack this package, or have another version of it
+    register_pickle_by_value(node_probe)  # the node may lack this package or have another version
     actor: Any = ray.remote(Probe)
     probes = [on_bundle(actor, placement.group, bundle, max_restarts=0).remote() for bundle in hosts]
     try:
@@ -219,7 +219,7 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
         raise ClusterError(f"not every node of {', '.join(hosts.values())} answered within {ANSWER_S:g} s") from error
     finally:
         for probe in probes:
-            with suppress(Exception):  # it has ended with its node or with Ray
+            with suppress(Exception):  # the actor has ended with its node or with Ray
                 ray.kill(probe)
 
 
@@ -237,7 +237,7 @@ async def _node(probe: Any, host: str, paths: Sequence[str], urls: Sequence[str]
 
 
 async def _ahead(now: Callable[[], Awaitable[float]]) -> float:
-    """Return by how much another host's clock is ahead, as exact as half of the fastest answer's time."""
+    """Return by how much another host's clock is ahead, exact to half of the fastest round trip."""
     answers = []
     for _ in range(ASKED):
         asked = time.time()

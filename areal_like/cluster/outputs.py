@@ -1,4 +1,4 @@
-"""Output of failed processes on hosts whose files the controller does not see."""
+"""Output of failed processes on hosts whose files the controller cannot read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import suppress
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import WorkerError
 
-ANSWER_S = 30.0  # that a node has for reading the end of a file
+ANSWER_S = 30.0  # for a node to read the end of a file
 
 
 async def add_outputs(error: BaseException, caretakers: WorkerGroup) -> None:
-    """Add the last lines of each failed process to its error, read on the node that has them."""
+    """Add the last output lines of each failed process to its error, read on the process's node."""
     for failure in _failures(error):
         if not failure.log_file.exists():
             found = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""Plan devices onto Ray: one placement group, one bundle per node of the plan, so that a node stays a node."""
+"""Placement of a plan's devices on Ray: one placement group with one bundle per plan node, which keeps nodes whole."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from allocation.plan import Device, Plan
 
-GPU_IDS_S = 60.0  # that nodes have at least for saying which GPUs were granted, however late that was
-SOON_S, SELDOM_S = 5.0, 10.0  # when a long wait is told, and the time between two questions from then on
+GPU_IDS_S = 60.0  # minimum time for nodes to report the granted GPUs, however late the grant was
+SOON_S, SELDOM_S = 5.0, 10.0  # time until a long wait is reported, and then between two queries
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Real place of a plan device. `gpu` is its id for CUDA_VISIBLE_DEVICES, None for a slot on a CPU machine.
+    """The actual location of a plan device. `gpu` is its id for CUDA_VISIBLE_DEVICES, None on a CPU machine.
 
     `host` is the node's address at which the run's processes listen.
     """
@@ -49,12 +49,12 @@ class Placement:
 async def place(
     plan: Plan, *, uses_gpus: bool, elastic: bool, timeout_s: float, say: Callable[[str], None] | None = None
 ) -> AsyncIterator[Placement]:
-    """Hold a slot for every device of the plan; devices of one plan node share one Ray node.
+    """Reserve a slot for every device of the plan; devices of one plan node share one Ray node.
 
-    Where the allocation names GPUs with `@`, GPU g of a plan node is the g-th of those that the Ray node offers;
-    elsewhere any free ones do. Waits `timeout_s` seconds for resources, and reports to `say` if that takes long; not at
-    all for those that the cluster lacks, unless it is `elastic`. Raises ClusterError with what was asked and what there
-    is, and where Ray fails.
+    If the allocation names GPUs with `@`, GPU g of a plan node is the g-th GPU of the Ray node; otherwise any free GPUs
+    are used. Waits up to `timeout_s` seconds for resources, and reports a long wait to `say`; does not wait for
+    resources that the cluster lacks, unless it is `elastic`. Raises ClusterError with the requested and the available
+    resources, and if Ray fails.
     """
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -70,13 +70,13 @@ async def place(
             granted = await _granted_gpus(group, dict(enumerate(asked)), deadline) if uses_gpus else None
             yield Placement(group, _slots(plan, group, granted))
         finally:
-            if elastic:  # a private cluster ends with its groups, and may be dead already
+            if elastic:  # a private cluster ends with its groups and may be dead already
                 remove_placement_group(group)
 
 
 @contextmanager
 def ray_errors() -> Iterator[None]:
-    """Raise errors of Ray, for instance when it does not answer, as ClusterError."""
+    """Raise errors of Ray, such as a timeout, as ClusterError."""
     from ray.exceptions import RayError
 
     try:
@@ -88,7 +88,7 @@ def ray_errors() -> Iterator[None]:
 async def _wait_for_grant(
     group: PlacementGroup, asked: Sequence[Mapping[str, float]], timeout_s: float, say: Callable[[str], None] | None
 ) -> None:
-    """Wait until everything is granted; raise ClusterError after the limit."""
+    """Wait until all resources are granted; raise ClusterError after the limit."""
     start, pause_s = time.monotonic(), 0.0
     while not await asyncio.to_thread(group.wait, 0.5):
         if time.monotonic() > start + timeout_s:
@@ -102,7 +102,7 @@ async def _wait_for_grant(
 
 
 def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int, str]] | None) -> dict[Device, Slot]:
-    """Return where each device is, with one of the GPUs that were `granted` in its bundle. Raises ClusterError."""
+    """Return each device's slot, with one of the GPUs `granted` in its bundle. Raises ClusterError."""
     exact = names_gpus(plan)
     slots: dict[Device, Slot] = {}
     nodes = _nodes_of(group)
@@ -116,12 +116,12 @@ def _slots(plan: Plan, group: PlacementGroup, granted: Mapping[int, Mapping[int,
 
 
 def node_of(group: PlacementGroup, bundle: int) -> tuple[str, str] | None:
-    """Return id and address of the living node that has a bundle, None while none has."""
+    """Return id and address of the living node that has a bundle, None if there is none."""
     return _nodes_of(group).get(bundle)
 
 
 def _nodes_of(group: PlacementGroup) -> dict[int, tuple[str, str]]:
-    """Return id and address of the living node of each bundle that has one, in two round trips to Ray."""
+    """Return id and address of each placed bundle's living node, in two round trips to Ray."""
     import ray
     from ray.util.placement_group import placement_group_table
 
@@ -133,7 +133,7 @@ def _nodes_of(group: PlacementGroup) -> dict[int, tuple[str, str]]:
 def on_bundle(remote: Any, group: PlacementGroup, bundle: int, **options: Any) -> Any:
     """Return a remote function or class for one bundle, without CPUs.
 
-    Callers make `remote` once for all bundles, because Ray exports each one in a round trip of its own.
+    Callers create `remote` once for all bundles, because Ray exports each one in a separate round trip.
     """
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -142,7 +142,7 @@ def on_bundle(remote: Any, group: PlacementGroup, bundle: int, **options: Any) -
 
 
 async def node_lives(node_id: str) -> bool:
-    """Return whether Ray has not lost a node."""
+    """Return whether Ray considers a node alive."""
     import ray
 
     nodes = await asyncio.to_thread(ray.nodes)
@@ -158,12 +158,12 @@ async def node_urls() -> dict[str, str]:
 
 
 def url(host: str, port: int) -> str:
-    """Return the URL of a port, also for an IPv6 address."""
+    """Return the URL of a port, with brackets around an IPv6 address."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_gpus: bool) -> dict[Device, Slot]:
-    """Wait until Ray has put what it had reserved on a lost node onto another one; the slots of `devices` there.
+    """Wait until Ray has moved a lost node's reservation to another node; return the slots of `devices` there.
 
     Raises ClusterError.
     """
@@ -182,7 +182,7 @@ async def moved_slots(placement: Placement, devices: Sequence[Device], *, uses_g
 
 
 def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, exact: bool) -> list[str]:
-    """Return the id of each device's GPU of those that were granted on its node. Raises ClusterError."""
+    """Return each device's GPU id among those granted on its node. Raises ClusterError."""
     if not exact:
         return list(granted.values())
     if any(device.gpu not in granted for device in part):
@@ -197,15 +197,15 @@ def _choose(part: Sequence[Device], granted: Mapping[int, str], host: str, *, ex
 async def _granted_gpus(
     group: PlacementGroup, asked: Mapping[int, Mapping[str, float]], deadline: float
 ) -> dict[int, dict[int, str]]:
-    """Return which GPUs Ray reserved in each bundle that is `asked`, by place among the node's GPUs.
+    """Return the GPUs that Ray reserved in each bundle of `asked`, by position among the node's GPUs.
 
-    Only a task that holds all of a bundle can find out. Raises ClusterError.
+    Only a task that holds the whole bundle can find out. Raises ClusterError.
     """
     import ray
     from ray.exceptions import RayError
 
     def ask() -> dict[int, str]:
-        # Ray counts the GPUs that its node process sees, and gives each the id that it has there.
+        # Ray counts the GPUs visible to its node process, and uses their ids there.
         visible = psutil.Process(os.getppid()).environ().get("CUDA_VISIBLE_DEVICES")
         order = visible.split(",") if visible else None
         granted = [str(gpu) for gpu in ray.get_gpu_ids()]

@@ -1,4 +1,4 @@
-"""Ports of a host that are kept for the run (`cluster.ports`)."""
+"""Ports of a host that are reserved for the run (`cluster.ports`)."""
 
 import errno
 import os
@@ -9,10 +9,11 @@ PORTS_VARIABLE = "AREAL_LIKE_PORTS"  # the range, in the environment of every pr
 
 
 def reserve_port(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that keeps a port of this host's address to the run until it is closed; port 0: any free one.
+    """Return a socket that reserves a port of this host's address until it is closed; port 0 means any free port.
 
-    It is one of the run's range then. Nobody who asks for any free port is given it meanwhile, but a server that asks
-    for it with SO_REUSEADDR, as servers do, can listen on it. Raises OSError if the port is taken, or the whole range.
+    Such a port is one of the run's range. The system does not assign the reserved port to other processes, but a server
+    that requests it with SO_REUSEADDR, as servers do, can listen on it. Raises OSError if the port, or every port of
+    the range, is taken.
     """
     if port == 0 and (text := os.environ.get(PORTS_VARIABLE)):
         return _reserve_in_range(host, text)
@@ -27,7 +28,7 @@ def reserve_port(host: str, port: int = 0) -> socket.socket:
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens on this one address alone; raises OSError as `reserve_port`.
+    """Return a socket that listens on this address only; raises OSError as `reserve_port`.
 
     Its descriptor can be a TCPStore's `master_listen_fd`, which would otherwise listen on every interface.
     """
@@ -38,11 +39,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 def _reserve_in_range(host: str, text: str) -> socket.socket:
     ports = list(port_range(text))
-    SystemRandom().shuffle(ports)  # runs that start together on a host seldom try the same one
+    SystemRandom().shuffle(ports)  # runs that start together on a host rarely try the same port
     for port in ports:
         holder = socket.socket(_family(host))
         try:
-            # without SO_REUSEADDR, with which two holders could have the same port
+            # without SO_REUSEADDR, which would let two holders have the same port
             holder.bind((host, port))
         except OSError as error:
             holder.close()

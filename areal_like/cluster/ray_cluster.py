@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # every worker imports this module
 
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
-# Ray reads these while it is imported, once per process.
+# Ray reads these on import, once per process.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "A worker died or was killed",  # WorkerError reports it
@@ -32,9 +32,9 @@ _LOCAL_SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # as on macOS: the node's address is loopback, and Ray listens on it alone
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_worker_niceness": "0",  # by default 15: ranks and servers would come after all else on a busy machine
+    "RAY_worker_niceness": "0",  # the default 15 would put ranks and servers last on a busy machine
     "RAY_enable_metrics_collection": "0",
-    "RAY_gcs_server_port_wait_time_s": "300",  # of a busy machine
+    "RAY_gcs_server_port_wait_time_s": "300",  # on a busy machine
     "RAY_raylet_start_wait_time_s": "300",
 }
 _EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for 20 minutes
@@ -42,7 +42,7 @@ _EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for
 
 @contextmanager
 def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path) -> Iterator[None]:
-    """Connect to Ray inside the block; a private cluster ends with it.
+    """Connect to Ray inside the block; a private cluster ends with the block.
 
     A private cluster has `n_slots` CPUs, whatever the machine has, all of its GPUs if `uses_gpus`, and keeps its files
     in `directory`. Raises ClusterError if Ray cannot be started or reached.
@@ -67,7 +67,7 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
             )
         else:
             ray.init(_resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises this very class where its node is not up within 30 s
+    except Exception as error:  # Ray raises Exception itself if its node is not up within 30 s
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
         yield
@@ -83,9 +83,9 @@ def _configure(settings: dict[str, str]) -> None:
 
 
 def address_problem(address: str) -> tuple[str, str] | None:
-    """Connect to the `address` of an existing cluster; return what is wrong with it and a fix, or None.
+    """Connect to the `address` of an existing cluster; return the problem and a fix, or None.
 
-    Ray itself would look for minutes, or start a cluster.
+    Ray itself would search for minutes, or start a cluster.
     """
     named, source = _resolve_address(address)
     if named == "auto":
@@ -99,16 +99,16 @@ def address_problem(address: str) -> tuple[str, str] | None:
     except socket.gaierror as error:
         help = "name it in DNS or in this host's /etc/hosts, or write the IP address of the cluster's first node"
         return f"the host name in {name} does not resolve on this host: {error.strerror}", help
-    except (OSError, UnicodeError) as error:  # a host's name may be too long for the codec of such names
+    except (OSError, UnicodeError) as error:  # a host name may be too long for its codec
         help = f"start a cluster there with `ray start --head --port {parts['port']}`, or set scheduler.type=local"
         return f"nothing answers at {name}: {error}", help
     return None
 
 
 def _resolve_address(address: str) -> tuple[str, str]:
-    """Return the resolved address, and its source if that is not this text. Ray asks the same two.
+    """Return the resolved address, and its source if that is not this text. Ray uses the same two sources.
 
-    `ray start` writes the file, and it stays when that cluster is killed (Ray 2.60 `_common/utils.py`,
+    `ray start` writes the file, which stays when that cluster is killed (Ray 2.60 `_common/utils.py`,
     `get_ray_address_file`).
     """
     if address != "auto":

@@ -1,7 +1,7 @@
 """The resources that a plan needs, and those of a Ray cluster; `check_existing` asks a cluster before a run starts.
 
-Run as a module, `python -m areal_like.cluster.resources ADDRESS`, it prints as JSON what the cluster there has: Ray can
-be imported once in a process, and the controller does that later.
+`python -m areal_like.cluster.resources ADDRESS` prints a cluster's resources as JSON: Ray can be imported only once per
+process, and the controller imports it later.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ type Amounts = Mapping[str, float]
 
 
 def names_gpus(plan: Plan) -> bool:
-    """Return whether the allocation names GPUs of a node with `@`."""
+    """Return whether the allocation names a node's GPUs with `@`."""
     return "@" in plan.allocation
 
 
 def node_devices(plan: Plan) -> list[list[Device]]:
-    """Return the plan's devices of each of its nodes, both in order."""
+    """Return the devices of each node of the plan, both in order."""
     nodes = sorted({device.node for device in plan.devices})
     return [sorted(device for device in plan.devices if device.node == node) for node in nodes]
 
 
 def bundles(plan: Plan, *, uses_gpus: bool) -> list[dict[str, float]]:
-    """Return what to reserve on each node: a CPU and a GPU for every device.
+    """Return the resources to reserve on each node: a CPU and a GPU for every device.
 
-    Ray grants GPUs from a node's first one on, so that `@` needs all up to the last that it names.
+    Ray grants GPUs from a node's first one on, so `@` needs all GPUs up to the last named one.
     """
     exact = names_gpus(plan)
     return [
@@ -52,7 +52,7 @@ def bundles(plan: Plan, *, uses_gpus: bool) -> list[dict[str, float]]:
 
 
 def fits(asked: Iterable[Amounts], nodes: Iterable[Amounts], *, spread: bool) -> bool:
-    """Return whether the nodes hold the bundles, the largest first; with `spread` a node holds one at most."""
+    """Return whether the bundles, the largest first, fit on the nodes; with `spread` a node holds at most one."""
     left = [dict(node) for node in nodes]
     for bundle in sorted(asked, key=lambda bundle: sorted(bundle.items()), reverse=True):
         for node in left:
@@ -65,7 +65,7 @@ def fits(asked: Iterable[Amounts], nodes: Iterable[Amounts], *, spread: bool) ->
 
 
 def cluster_resources() -> dict[str, Any]:
-    """Return resources of every living node of the cluster that this process is connected to, and what is free now."""
+    """Return the total and free resources of every living node of the connected cluster."""
     import ray
 
     return {"nodes": [node["Resources"] for node in ray.nodes() if node["Alive"]], "free": ray.available_resources()}
@@ -90,10 +90,10 @@ def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the
 def check_existing(
     scheduler: SchedulerConfig, plan: Plan | None, *, uses_gpus: bool, guessed: bool = False
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Yield code, key, message and help for what keeps an existing cluster from running the plan; starts nothing there.
+    """Yield code, key, message and help of problems of an existing cluster with the plan; starts nothing there.
 
-    Whether the run uses GPUs may be `guessed` from this host, which may be the one node without any.
-    The nodes' totals decide: what others hold now may be free when the run starts, which then waits for it.
+    Whether the run uses GPUs may be `guessed` from this host, which may be the one node without any. The nodes' totals
+    decide: the run waits for resources that others hold now.
     """
     if problem := address_problem(scheduler.address):
         yield "RUN-MACHINE-RAY-ADDRESS", "scheduler.address", *problem
@@ -129,7 +129,7 @@ def _ask(address: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the cluster's resources, or why they are unknown."""
+    """Print the cluster's resources, or the reason why they are unknown."""
     scheduler = SchedulerConfig(type="ray", address=sys.argv[1])
     try:
         with ray_cluster(scheduler, n_slots=0, uses_gpus=False, directory=Path()):

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cluster:
-    """A running cluster and the groups that were started on it.
+    """A running cluster and the groups started on it.
 
-    `token` is the run's own secret, for its servers; `shared_dir`, which every host sees, ends with the run. With
-    `caretakers` the processes of each node have an id of their own: the end of one node is not that of the others.
+    `token` is the run's secret for its servers; `shared_dir`, visible on every host, is removed with the run. With
+    `caretakers` the processes of each node have their own run id, so that nodes end independently.
     """
 
     run_id: str
@@ -54,17 +54,17 @@ class Cluster:
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     groups: list[WorkerGroup] = field(default_factory=list)
     caretakers: bool = False
-    moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles that Ray has moved
-    ports: str | None = None  # range of those that the processes may choose
-    interface: str | None = None  # or network, of each node's address at which they listen
+    moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles moved by Ray
+    ports: str | None = None  # range that the processes choose from
+    interface: str | None = None  # or network, of each node's listening address
     sharing: Sharing = NOTHING_SHARED
     warn: Callable[[str], object] = lambda text: None
-    apart: set[str] = field(default_factory=set)  # hosts that do not see the controller's files
+    apart: set[str] = field(default_factory=set)  # hosts that cannot read the controller's files
 
     async def prepare(self, placement: Placement) -> Placement:
         """Return a placement on nodes of an existing cluster with the addresses at which their processes listen.
 
-        Nodes that do not share the run's files receive its models. Raises ClusterError where they have to share them.
+        Nodes that do not share the run's files receive its models. Raises ClusterError if they must share the files.
         """
         if apart := set(await check_shared(placement, self.log_dir, self.sharing)):
             await send_missing(placement, self.sharing.models)
@@ -89,10 +89,10 @@ class Cluster:
         call_timeout_s: float,
         first_rank: int = 0,
     ) -> WorkerGroup:
-        """Start one process for each entry of `devices` and make `cls(**arguments(rank, host))` there.
+        """Start one process for each entry of `devices` and create `cls(**arguments(rank, host))` there.
 
-        A process sees the GPUs of its entry alone; `host` is its node's address, and output goes to
-        `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or is late for the scheduler's start-up limit.
+        A process sees only the GPUs of its entry; `host` is its node's address, and output goes to
+        `log_dir/ROLE-RANK.log`. Raises WorkerError if a member fails or exceeds the scheduler's start-up limit.
         """
         import ray
 
@@ -108,31 +108,31 @@ class Cluster:
         return group
 
     def end_group(self, group: WorkerGroup) -> None:
-        """End the processes of a group before the others."""
+        """Stop the processes of one group."""
         self.groups.remove(group)
         group.kill()
 
     async def lives(self, devices: Sequence[Device]) -> bool:
-        """Return whether Ray has not lost the node on which devices were."""
+        """Return whether Ray considers the node of these devices alive."""
         return await node_lives(self.placement.slots[devices[0]].node_id)
 
     async def beats(self, groups: Sequence[WorkerGroup]) -> dict[str, str]:
-        """Return a URL for each host of the groups that takes connections as long as the host is in the cluster."""
+        """Return a URL for each host of the groups; it accepts connections while the host is in the cluster."""
         hosts, urls = {member.host for group in groups for member in group.members}, await node_urls()
         slots = [slot for slot in self.placement.slots.values() if slot.host in hosts and slot.node_id in urls]
         return {slot.host: urls[slot.node_id] for slot in slots}
 
     async def locate(self, device: Device) -> tuple[str, str] | None:
-        """Return id and URL of the node on which Ray has a device now, None where there is none."""
+        """Return id and URL of the node that now has a device, None if there is none."""
         with ray_errors():
             node = await asyncio.to_thread(node_of, self.placement.group, self.placement.slots[device].bundle)
             urls = await node_urls()
         return (node[0], urls[node[0]]) if node and node[0] in urls else None
 
     async def follow(self, devices: Sequence[Device], *, uses_gpus: bool) -> None:
-        """Use the node onto which Ray has moved devices of a lost one, for processes that start from now on.
+        """Use the node to which Ray has moved devices of a lost node, for processes that start later.
 
-        Raises ClusterError where it does not see the run's files.
+        Raises ClusterError if the node cannot read the run's files.
         """
         moved = await moved_slots(self.placement, devices, uses_gpus=uses_gpus)
         slots = (await self.prepare(replace(self.placement, slots=moved))).slots
@@ -150,7 +150,7 @@ class Cluster:
         )
 
     def using(self, devices: Mapping[Device, Device]) -> Cluster:
-        """Return the same cluster for a plan whose devices are others: each on the slot of one of this plan's."""
+        """Return the same cluster for another plan, each of whose devices uses the slot of one of this plan's."""
         slots = {device: self.placement.slots[own] for device, own in devices.items()}
         return replace(self, placement=replace(self.placement, slots=slots))
 
@@ -158,9 +158,9 @@ class Cluster:
     async def enlarge(
         self, plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
     ) -> AsyncIterator[Cluster]:
-        """Yield the devices of a further plan of the run as soon as an existing cluster has them free.
+        """Yield the devices of an additional plan of the run as soon as an existing cluster has them free.
 
-        What is started there ends with the block, or with this process. `say` is called once if it has to wait.
+        Processes started there end with the block or with this process. `say` is called once if it has to wait.
         """
         async with (
             place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement,
@@ -177,10 +177,10 @@ class Cluster:
         uses_gpus: bool,
         say: Callable[[str], None] | None = None,
     ) -> AsyncIterator[tuple[Cluster, Sequence[Device]]]:
-        """Yield devices in place of those whose node was lost, as soon as there are any, and their names there.
+        """Yield replacements for devices on a lost node, with their names there, as soon as there are any.
 
-        Ray puts all that it had reserved on a lost node onto another one that has room for all of it; where none has,
-        there may be room for `plan`, which asks for as many devices as `devices`.
+        Ray moves a lost node's whole reservation to another node with enough capacity. If there is none, there may be
+        capacity for `plan`, which requests as many devices as `devices`.
         """
         async with AsyncExitStack() as held:
             smaller = place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say)
@@ -195,13 +195,13 @@ class Cluster:
             finally:
                 await cancel_all(elsewhere, whole)
             if placement.group is self.placement.group:
-                await held.aclose()  # what the smaller plan was granted at the same moment
+                await held.aclose()  # in case the smaller plan was granted at the same time
             async with self._part(placement) as cluster:
                 yield cluster, there
 
     @asynccontextmanager
     async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
-        """Open a part of the run whose clean-up is not that of the run."""
+        """Open a part of the run with a clean-up of its own."""
         part = secrets.token_hex(6)
         cluster = replace(
             self, run_id=part, shared_dir=self.shared_dir / part, groups=[], sharing=replace(self.sharing, devices={})
@@ -241,12 +241,11 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
-    `shared_dir` is removed then; its writers create it, where the hosts that have to (`sharing`) see it.
-    The descriptor `lock` stays open until that is done. Every node reads `files`, by their keys; `warn` receives
-    differences between nodes. Processes take free ports from the range `ports`, at each node's address of `interface`
-    where the cluster is an existing one. Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or
-    exits with 143. Raises ClusterError if the cluster is missing or too small, or a node does not see `log_dir` that
-    has to.
+    `shared_dir` is removed then; its writers create it in a place that the hosts of `sharing` can read. The descriptor
+    `lock` stays open until the clean-up is done. Every node reads `files`, by their keys; `warn` receives differences
+    between nodes. Processes use free ports from the range `ports`, at each node's address of `interface` on an existing
+    cluster. Ctrl-C and SIGTERM cancel the block, which then raises KeyboardInterrupt or exits with 143. Raises
+    ClusterError if the cluster is missing or too small, or if a node cannot read `log_dir` but must.
     """
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"
@@ -267,14 +266,14 @@ async def run_cluster(
             if not local:
                 cluster.placement = await cluster.prepare(placement)
                 await check_nodes(cluster.placement, files or {}, warn, ports, interface)
-            # a private cluster ends as a whole, and may be dead already
+            # a private cluster ends as a whole and may be dead already
             async with nullcontext() if local else _caretakers(cluster):
                 yield cluster
 
 
 @asynccontextmanager
 async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
-    """Keep the run's lifetime on every node of the plan, and end its groups; `run_lifetime` does so here alone."""
+    """Hold the run's lifetime on every node of the plan, and end its groups; `run_lifetime` covers only this host."""
     cluster.caretakers = True
     one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
     bundles = list(one_each)
@@ -295,7 +294,7 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
         finally:
             for group in cluster.groups[1:]:
                 group.kill()
-            with suppress(WorkerError):  # a node that was lost took its caretaker with it
+            with suppress(WorkerError):  # a lost node has lost its caretaker
                 await caretakers.call_all("close", phase="clean-up")
     finally:
         for group in cluster.groups:

@@ -1,4 +1,4 @@
-"""Directories of models, sent from the controller's host to nodes that do not have them."""
+"""Transfer of model directories from the controller's host to nodes that lack them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def send_missing(placement: Placement, directories: Iterable[Path]) -> Non
                     await _send(directory, receivers)
     finally:
         for writer in writers:
-            with suppress(Exception):  # it has ended with its node or with Ray
+            with suppress(Exception):  # the actor has ended with its node or with Ray
                 ray.kill(writer)
 
 
 async def _send(directory: Path, receivers: list[Any]) -> None:
-    """Write the files beside the directory's place; the directory appears there when it is complete."""
+    """Write the files beside the target path; the directory appears when it is complete."""
     partial = directory.with_name(f".{directory.name}.{token_hex(4)}.partial")
     for file in sorted(each for each in directory.rglob("*") if each.is_file()):
         target = str(partial / file.relative_to(directory))
@@ -52,7 +52,7 @@ def _chunks(file: Path) -> Iterator[bytes]:
 
 
 def _writer_class() -> type:
-    """Return a class that Ray sends by value: it needs nothing of this package on the node."""
+    """Return a class that Ray sends by value, so that the node does not need this package."""
 
     class Writer:
         def lacks(self, path: str) -> bool:

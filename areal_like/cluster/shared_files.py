@@ -1,4 +1,4 @@
-"""Whether every node of a run sees the files that the controller writes below `cluster.fileroot`, where it has to."""
+"""Checks that each node that needs the controller's files below `cluster.fileroot` can read them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from areal_like.errors import ClusterError, writing
 if TYPE_CHECKING:
     from allocation.plan import Device
 
-SHOWN_S = 10.0  # that a network file system has for showing a new file to other hosts
-ANSWER_S = 120.0  # that a node has for its answer after that: it starts a process for it
+SHOWN_S = 10.0  # for a network file system to show a new file on other hosts
+ANSWER_S = 120.0  # for a node's answer after that, which starts a process
 
 
 class Need(NamedTuple):
-    """A setting because of which nodes have to see the run's files, and the one with which they have not."""
+    """A setting that requires shared files, and the alternative that does not."""
 
     setting: str
     instead: str
@@ -30,9 +30,9 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which nodes have to share `cluster.fileroot` with the controller: all because of `everywhere`, or by device.
+    """The nodes that must share `cluster.fileroot` with the controller: all because of `everywhere`, or by device.
 
-    `models` are directories that the run has made or downloaded; nodes without them receive them.
+    `models` lists directories that the run created or downloaded; nodes without them receive copies.
     """
 
     everywhere: Need | None = None
@@ -40,7 +40,7 @@ class Sharing:
     models: Collection[Path] = ()
 
     def need(self, devices: Collection[Device]) -> Need | None:
-        """Return why the node of devices has to see the run's files, None where it has not."""
+        """Return why the node of these devices must share the run's files, None if it need not."""
         return self.everywhere or next((self.devices[each] for each in devices if each in self.devices), None)
 
 
@@ -48,9 +48,9 @@ NOTHING_SHARED = Sharing()
 
 
 async def check_shared(placement: Placement, directory: Path, sharing: Sharing) -> list[str]:
-    """Return the hosts that do not see what this process writes into a directory.
+    """Return the hosts that cannot read files that this process writes to a directory.
 
-    Raises ClusterError about a host that has to.
+    Raises ClusterError about a host that must.
     """
     hosts = {slot.bundle: slot.host for slot in placement.slots.values()}
     found = dict(zip(hosts, await _look(placement, hosts, directory), strict=True))
@@ -66,7 +66,7 @@ async def check_shared(placement: Placement, directory: Path, sharing: Sharing) 
 
 
 async def _look(placement: Placement, hosts: Mapping[int, str], directory: Path) -> list[str]:
-    """Write a file, and return for the node of each bundle why it does not see the file, or nothing."""
+    """Write a file, and return for each bundle's node why it cannot read the file, "" if it can."""
     import ray
 
     def look(path: str, limit_s: float) -> str:  # sent by value

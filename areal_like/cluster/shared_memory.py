@@ -1,4 +1,4 @@
-"""Finds the files of /dev/shm that a run made: a killed process leaves them, and they do not name the run."""
+"""Search for the files in /dev/shm that a run created: a killed process leaves them, and they do not name the run."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -7,11 +7,11 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
-LOOKS = 10  # a file is mapped soon after it is made, or is not a process's shared memory
+LOOKS = 10  # a file is mapped soon after its creation, or is not a process's shared memory
 
 
 class SharedMemoryWatch:
-    """Remembers the new files that members of the run map; call `look` several times a second."""
+    """A record of new files that members of the run map; call `look` several times a second."""
 
     def __init__(self) -> None:
         self._others = _names()
@@ -31,7 +31,7 @@ class SharedMemoryWatch:
         self._others |= {name for name, looks in self._looks.items() if looks >= LOOKS}
 
     def remove(self) -> None:
-        """Unlink what the run made and has not unlinked itself."""
+        """Unlink files that the run created and did not unlink itself."""
         for name in self.made:
             (SHARED_MEMORY / name).unlink(missing_ok=True)
 

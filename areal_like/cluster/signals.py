@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run as an error does: everything that it has started is stopped first."""
+"""Ctrl-C and SIGTERM end a run like an error: everything that it started is stopped first."""
 
 import asyncio
 import signal
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_cancel() -> Iterator[None]:
-    """Cancel the block at Ctrl-C and SIGTERM; it then ends by them, whatever else fails meanwhile.
+    """Cancel the block on Ctrl-C and SIGTERM; the block then raises their exception, even if others occur meanwhile.
 
-    They often reach the whole process group, and with it the private cluster, so failures are to be expected. Signals
-    reach the main thread alone: a run in another one is cancelled by who started it.
+    The signals often reach the whole process group, and with it the private cluster, so failures are expected. Only the
+    main thread receives signals: the caller must cancel a run in another thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -24,9 +24,9 @@ def signals_cancel() -> Iterator[None]:
             loop.call_soon_threadsafe(task.cancel)
         came.append(number)
         if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)  # a second signal asks not to wait
+            signal.signal(number, signal.default_int_handler)  # a second signal ends the wait
 
-    # not the loop's handlers: they need the descriptor by which the watchdog hears of signals
+    # not the loop's handlers, which need the descriptor that reports signals to the watchdog
     signal.signal(signal.SIGINT, cancel)
     signal.signal(signal.SIGTERM, cancel)
     try:

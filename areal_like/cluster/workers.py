@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-AFTERMATH_S = 1.0  # a rank's death breaks its neighbours' collectives first; wait this long for the cause itself
+AFTERMATH_S = 1.0  # a dead rank first breaks its neighbours' collectives; wait this long for the cause itself
 
 
 class Worker:
@@ -45,7 +45,7 @@ class Worker:
         keep_caches(cache_dir)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if host == LOOPBACK or name not in os.environ:  # what is private listens on loopback alone
+            if host == LOOPBACK or name not in os.environ:  # private processes listen only on loopback
                 os.environ[name] = local_interface(host)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "ab", opener=private) as log:
@@ -54,7 +54,7 @@ class Worker:
         faulthandler.enable()
 
     def build(self, cls: type, arguments: Mapping[str, Any]) -> None:
-        if cls is not Caretaker:  # its janitor outlives it
+        if cls is not Caretaker:  # a caretaker's janitor outlives it
             end_with_run(self._run_id)
         self._target = cls(**arguments)
 
@@ -66,7 +66,7 @@ class Worker:
 
 
 class AsyncWorker(Worker):
-    """For objects with coroutine methods, which then run side by side."""
+    """A worker for objects with coroutine methods, which run concurrently."""
 
     async def call(self, method: str, *args: Any) -> Any:
         result = getattr(self._target, method)(*args)
@@ -74,7 +74,7 @@ class AsyncWorker(Worker):
 
 
 def is_cancelled() -> bool:
-    """Return whether the controller has given up the call that this process executes (`call_all` with `cancels`)."""
+    """Return whether the controller has cancelled the call that this process executes (`call_all` with `cancels`)."""
     import ray
 
     return ray.is_initialized() and ray.get_runtime_context().is_canceled()
@@ -113,7 +113,7 @@ class WorkerGroup:
 
     @property
     def meeting_host(self) -> str:
-        """Address at which member 0 meets the others: loopback if all are on one host, for no other host to hear."""
+        """Return the address of member 0's rendezvous: loopback, closed to other hosts, if all are on one host."""
         return LOOPBACK if len({member.host for member in self.members}) == 1 else self.members[0].host
 
     def only(self, rank: int) -> WorkerGroup:
@@ -125,7 +125,7 @@ class WorkerGroup:
     ) -> list[Any]:
         """Call a method on every member with the same arguments, which are sent once; results in rank order.
 
-        With `cancels` a cancelled call does not start where it waits, and `is_cancelled` where it runs.
+        With `cancels` a cancelled call does not start if it waits, and sets `is_cancelled` if it runs.
         """
         import ray
 
@@ -147,7 +147,7 @@ class WorkerGroup:
         return (await self._results({member: call}, phase, timeout))[0]
 
     async def build(self, cls: type, arguments: Sequence[Mapping[str, Any]], timeout: float) -> None:
-        """Make every member's object, `cls(**arguments)`, of each its own."""
+        """Create every member's object, `cls(**arguments)`, with the member's own arguments."""
         with self._sending(self.members[0], "start-up"):
             calls = {
                 member: member.actor.build.remote(cls, its) for member, its in zip(self.members, arguments, strict=True)
@@ -155,7 +155,7 @@ class WorkerGroup:
         await self._results(calls, "start-up", timeout)
 
     def kill(self) -> None:
-        """End every worker process at once."""
+        """Kill every worker process at once."""
         import ray
 
         for member in self.members:
@@ -163,7 +163,7 @@ class WorkerGroup:
 
     @contextmanager
     def _sending(self, member: Member, phase: str) -> Iterator[None]:
-        """Tell as a WorkerError why a call is not sent: large arguments need room in Ray's object store."""
+        """Raise WorkerError if a call cannot be sent: large arguments need space in Ray's object store."""
         from ray.exceptions import RayError
 
         try:
@@ -191,7 +191,7 @@ class WorkerGroup:
                 wait.cancel()
 
     def _note(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> None:
-        """Note when each member was done with a call that begins now."""
+        """Record when each member finishes a call that starts now."""
         start = time.time()
 
         def note_end(member: Member, _: asyncio.Future[Any]) -> None:
@@ -201,7 +201,7 @@ class WorkerGroup:
             wait.add_done_callback(functools.partial(note_end, member))
 
     def _explain(self, first: Failures, later: Failures, phase: str) -> WorkerError:
-        """Return the failure that explains the others: a death, else the earliest exception."""
+        """Return the failure that explains the others: the death of a member, else the earliest exception."""
         from ray.exceptions import RayTaskError
 
         deaths = {member: error for member, error in later.items() if not isinstance(error, RayTaskError)}

@@ -47,7 +47,7 @@ def _try_targets(algorithm: Algorithm, name: str) -> None:
     )
     try:
         targets = algorithm.targets(experience)
-    except Exception as error:  # a user's function fails in any way it likes
+    except Exception as error:  # a user's function may raise anything
         raise UserCodeError(f"the targets of {name} fail: {where_it_failed(error, name.rpartition(':')[0])}") from error
     if not isinstance(targets, Mapping):
         raise UserCodeError(f"the targets of {name} are {targets!r:.80}, not a mapping of fields to arrays")

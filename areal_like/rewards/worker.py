@@ -67,7 +67,7 @@ def work(call: bytes) -> bytes:
         kept = children()
         _limit(limit_s)
         answer = _pickle(function(*arguments))
-    except BaseException as raised:  # noqa: BLE001 - a user's code fails in any way it likes, as pytest.fail does
+    except BaseException as raised:  # noqa: BLE001 - user code may raise anything, as pytest.fail does
         traceback.print_exc()
         error = str(raised) if isinstance(raised, UserCodeError) else f"{type(raised).__name__}: {raised}"
         answer = bytes(ForkingPickler.dumps((None, error)))

@@ -1,7 +1,7 @@
-"""Processes that descend from this one: they are found through the kernel's tree of parents and children.
+"""Descendants of this process, found through the kernel's tree of parents and children.
 
-Sessions, process groups and environments do not matter there. A process leaves the tree only as an orphan, and an
-orphan becomes a child of the nearest ancestor that adopts orphans.
+Sessions, process groups and environments do not matter. A process leaves the tree only as an orphan, and an orphan
+becomes a child of the nearest ancestor that adopts orphans.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """Make this process the parent of every orphan that descends from it; exec keeps this, children do not have it."""
+    """Make this process the parent of all orphaned descendants; exec keeps the setting, children do not inherit it."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when the thread that started it ends, which belongs to process `parent`."""
+    """Have the system kill this process when the thread of process `parent` that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before prctl
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
 
 
@@ -41,16 +41,16 @@ def descendants(pid: int) -> set[int]:
 
 
 def end_children(kept: Set[int] = frozenset()) -> None:
-    """Kill this process's children except `kept`, and those that it adopts meanwhile; return when they are gone."""
+    """Kill this process's children except `kept`, and children adopted meanwhile; return when they are gone."""
     while ended := children() - kept:
-        for pid in ended:  # none of these ids can be another process's by now: nobody else waits for them
+        for pid in ended:  # these ids cannot have been reused: only this process waits for them
             with suppress(ChildProcessError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of processes, 0 for one that has ended; a page that two of them share counts twice."""
+    """Return the memory of processes, 0 for an ended process; a page shared by two of them counts twice."""
     total = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -59,7 +59,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def _numbers(file: Path) -> list[int]:
-    """Process ids in a thread's list of children; none where the thread has ended meanwhile."""
+    """Return the process ids in a thread's list of children, [] if the thread has ended."""
     try:
         return [int(pid) for pid in file.read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

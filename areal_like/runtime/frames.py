@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 _HEAD = struct.Struct("!IBQ")  # length of the body, kind, number of the call or question
-_MOST = 1 << 31  # bytes of a body; a longer one is noise, as from a descriptor that was closed and reused
+_MOST = 1 << 31  # bytes of a body; a longer one is garbage, for example from a reused descriptor
 
 
 class Kind(IntEnum):
@@ -21,7 +21,7 @@ class Kind(IntEnum):
     DONE = 4  # worker: call NUMBER has ended
     ASK = 5  # worker: question NUMBER; the body begins with the call's number (CALL_NUMBER)
     ANSWER = 6  # main: the answer to question NUMBER
-    DROP = 7  # worker: nobody waits for the answer to question NUMBER
+    DROP = 7  # worker: the answer to question NUMBER is not needed any more
     END = 8  # main: cancel everything, then exit
 
 
@@ -40,7 +40,7 @@ def frame(kind: Kind, number: int, body: bytes = b"") -> bytes:
 
 
 class Frames(asyncio.Protocol):
-    """One end of a connection; `on_lost` is called once, when the other end is gone or sends noise."""
+    """One end of a connection; `on_lost` is called once, when the other end is closed or sends garbage."""
 
     def __init__(self, on_frame: OnFrame, on_lost: Callable[[], None]) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
@@ -75,7 +75,7 @@ class Frames(asyncio.Protocol):
         self._on_lost()
 
     def send(self, kind: Kind, number: int, body: bytes = b"") -> None:
-        """Send a message; a connection that was lost takes it for nothing."""
+        """Send a message; a lost connection ignores it."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(kind, number, body))
 
@@ -102,13 +102,13 @@ class _Plain(pickle.Unpickler):
 
 
 class NotPlain(Exception):
-    """A worker has sent values that do not belong into the main process, or noise."""
+    """A worker has sent values that the main process does not accept, or garbage."""
 
 
 def plain(body: bytes) -> Any:
-    """Return what a worker has pickled: built-in values, numpy arrays and trajectories.
+    """Unpickle a worker's message: built-in values, numpy arrays and trajectories.
 
-    Raises NotPlain for anything else: the main process imports nothing of the user's.
+    Raises NotPlain for anything else, because the main process does not import user code.
     """
     try:
         return _Plain(io.BytesIO(body)).load()

@@ -1,5 +1,7 @@
-"""When Python collects garbage: it takes a fifth of the time in which torch and what builds on it are imported, and
-stops the event loop for 0.2 s where it looks through 10,000 requests in flight. And how a batch goes.
+"""Tuning of Python's garbage collection, and the release of batches.
+
+Without tuning, collection takes a fifth of the time to import torch and its dependents, and a scan of 10,000 requests
+in flight blocks the event loop for 0.2 s.
 """
 
 import asyncio
@@ -8,15 +10,15 @@ from collections.abc import AsyncIterator, Iterator, MutableSequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-YOUNG_S = 0.02  # between two looks through what has come since the last one
-TOGETHER = 256  # trajectories that go in one turn of the event loop, some 2 ms
-# The last number: a look through everything after so many looks at what came, some ten minutes.
+YOUNG_S = 0.02  # between two collections of young objects
+TOGETHER = 256  # trajectories released per iteration of the event loop, which takes about 2 ms
+# The last number: young collections between two full ones, about ten minutes.
 RARELY = (20_000, 10, 30_000)
 
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """Collect nothing while the body imports, and never look through what there is then."""
+    """Disable collection while the body imports, and exclude the existing objects from later collections."""
     gc.disable()
     try:
         yield
@@ -27,9 +29,7 @@ def pause_gc() -> Iterator[None]:
 
 @asynccontextmanager
 async def gc_tuned() -> AsyncIterator[None]:
-    """Have what is there now never looked through while the body runs, and what comes once, in small pieces, and
-    rarely again.
-    """
+    """Exclude existing objects from collection in the body; scan new ones once, in small pieces, and then rarely."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()
@@ -46,8 +46,8 @@ async def gc_tuned() -> AsyncIterator[None]:
 async def _look_through_the_young() -> None:
     """Collect young objects at intervals.
 
-    Otherwise Python begins only once many more objects were made than freed: with 130,000 of them at once, for 0.1 s,
-    where one batch is freed while the next one arrives.
+    Otherwise Python starts only when many more objects were created than freed: if one batch is freed while the next
+    one arrives, it scans 130,000 objects in one pass of 0.1 s.
     """
     while True:
         await asyncio.sleep(YOUNG_S)
@@ -55,7 +55,7 @@ async def _look_through_the_young() -> None:
 
 
 async def release(batch: MutableSequence[Any]) -> None:
-    """Empty a batch that nobody else holds: at once the memory of 512 x 16 x 16k tokens goes in 0.05 to 0.1 s."""
+    """Empty a batch in pieces; freeing 512 x 16 x 16k tokens in a single pass takes 0.05 to 0.1 s."""
     while batch:
         del batch[-TOGETHER:]
         await asyncio.sleep(0)

@@ -1,13 +1,13 @@
-"""Memory that a worker shares with the main process: which thread runs which call, and which event loop still turns.
+"""Memory shared by a worker and the main process: which thread runs which call, and which event loop still iterates.
 
-Reading it needs no GIL of the worker, so it shows the state of a blocked or dead worker.
+Reading it does not need the worker's GIL, so it shows the state of a blocked or dead worker.
 """
 
 import mmap
 import os
 import threading
 
-THREADS = 256  # of one worker, that are marked
+THREADS = 256  # marked threads per worker
 _FIELDS = 5  # beat, call, last call, thread id of the kernel, thread id of Python
 _SIZE = THREADS * _FIELDS * 8
 
@@ -27,7 +27,7 @@ class Marks:
         self._next = 0
 
     def detach(self) -> None:
-        """Mark in private memory from now on, as a forked child does."""
+        """Use private memory from now on, for a forked child."""
         self._fields = memoryview(bytearray(_SIZE)).cast("q")
 
     def take(self) -> "Mark":
@@ -38,7 +38,7 @@ class Marks:
         return Mark(self, place)
 
     def beat(self, place: int) -> int:
-        """Return how often the loop of a thread has turned."""
+        """Return the number of iterations of a thread's loop."""
         return self._fields[place * _FIELDS]
 
     def call(self, place: int) -> int:
@@ -67,11 +67,11 @@ class Mark:
         self.place = place
 
     def beat(self) -> None:
-        """Note that the thread's loop turns."""
+        """Record an iteration of the thread's loop."""
         self._marks._fields[self._base] += 1
 
     def set(self, call: int) -> None:
-        """Note which call the thread runs now; 0: none."""
+        """Record the call that the thread runs now; 0 for none."""
         fields = self._marks._fields
         fields[self._base + 1] = call
         if call:

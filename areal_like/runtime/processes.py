@@ -1,7 +1,7 @@
-"""Worker processes that run calls of user code, seen from the main process.
+"""Handles in the main process of worker processes that run user code.
 
-A call that ends its worker, or has to be ended with it, fails with EndedWorker. The other calls of that worker are
-begun again on others; where it is not certain whose code it was, those that may have been run alone in a worker.
+A call that ends its worker, or must be ended with the worker, fails with EndedWorker. The worker's other calls restart
+on other workers. If the responsible call is not certain, each suspect runs alone in a worker.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from areal_like.runtime.worker import Settings
 from areal_like.runtime.workers import Workers
 
 LEAST_S = 0.1
-MOST_TIMES = 3  # that a call is begun again beside others
+MOST_TIMES = 3  # restarts of a call beside other calls
 NUMBERS = itertools.count(1)
 
 
@@ -35,16 +35,16 @@ class CancelledWithin(Exception):
 
 
 async def in_loop[T](loop: asyncio.AbstractEventLoop, body: Coroutine[Any, Any, T]) -> T:
-    """Have the loop of another thread run a coroutine; it is cancelled with this one."""
+    """Run a coroutine in the loop of another thread; it is cancelled with this one."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(body, loop))
 
 
 class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
-    """A fixed number of worker processes; `async with` starts them without waiting and ends them with all they started.
+    """A fixed number of worker processes; `async with` starts them without waiting and ends them with their children.
 
-    `entry` and `start` are those of Settings. What calls print goes to `log`; `say` is told what users should know, in
-    another thread. Connections are served by a thread with an event loop of its own, so that neither side waits for the
-    loop of the run.
+    `entry` and `start` are those of Settings. The output of calls goes to `log`; `say` receives messages for the user,
+    in another thread. A thread with its own event loop serves the connections, so that neither side waits for the loop
+    of the run.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         await asyncio.to_thread(self._thread.join)
 
     async def call(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
-        """Return what a call gives, within `timeout_s` from when a worker has it.
+        """Return a call's result; `timeout_s` starts when a worker receives the call.
 
-        `begin` is asked for an Attempt each time that it is begun, in the thread of the workers. Raises TimeLimit,
-        CancelledWithin, EndedWorker, and RunError where no worker starts.
+        `begin` returns an Attempt for each start, in the workers' thread. Raises TimeLimit, CancelledWithin,
+        EndedWorker, and RunError if no worker starts.
         """
         return await in_loop(self._loop, self._call(begin, timeout_s))
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the workers that run calls now."""
+        """Return the process ids of workers that run calls now."""
         return [worker.pid for worker in self._workers.all if worker.pid is not None]
 
     def _serve(self) -> None:
@@ -89,7 +89,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     async def _open(self) -> None:
         self._alone = asyncio.Semaphore(self._limits.workers)
         self._idle: list[Worker] = []  # for suspects
-        self._suspects = 0  # that wait
+        self._suspects = 0  # waiting
         self._files = ExitStack()
         log = self._log
         if log is None:
@@ -122,7 +122,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 times, suspect = times + 1, interrupted.suspect
 
     async def _call_alone(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
-        """Run a call in a worker that has no other one meanwhile; the next suspect gets it if it is as it was."""
+        """Run a call alone in a worker; the next suspect uses the same worker if it is unharmed."""
         self._suspects += 1
         try:
             await self._alone.acquire()
@@ -178,7 +178,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         return result
 
     async def _limit(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
-        """Wait for a result; time in which its loop stood still, as by another call's code, does not count."""
+        """Wait for a result, not counting time in which its loop was blocked, for example by another call's code."""
         began, stood_still = time.monotonic(), lane.stood_still_s
         left_s = timeout_s
         while not result.done():

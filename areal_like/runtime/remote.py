@@ -1,4 +1,4 @@
-"""A worker process as the main process sees it."""
+"""The main process's view of a worker process."""
 
 import asyncio
 import signal
@@ -13,7 +13,7 @@ from areal_like.runtime.marks import Marks
 
 @dataclass(frozen=True)
 class Limits:
-    """Numbers of workers and of their event loops, and what ends a worker."""
+    """Numbers of workers and of their event loops, and the limits that end a worker."""
 
     workers: int
     loops: int
@@ -22,7 +22,7 @@ class Limits:
 
 
 class EndedWorker(Exception):
-    """A call has ended its worker, or blocked it: `cause` is a word that is counted, the message has the details."""
+    """A call has ended or blocked its worker: `cause` is the counted category, the message has the details."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class EndedWorker(Exception):
 
 
 class Interrupted(Exception):
-    """The worker ended by the code of another call; `suspect`: it may have been this one's."""
+    """Another call's code has ended the worker; with `suspect` it may have been this call's code."""
 
     def __init__(self, suspect: bool) -> None:
         self.suspect = suspect
@@ -38,7 +38,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """A call as it is begun once: what the worker gets, and what answers its questions (method and body)."""
+    """One start of a call: the request to the worker, and the function that answers its questions (method and body)."""
 
     request: bytes
     answer: Callable[[str, bytes], Awaitable[bytes]]
@@ -51,12 +51,12 @@ class Call:
     number: int
     attempt: Attempt
     result: asyncio.Future[bytes]
-    answers: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # under way, by question
+    answers: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # in progress, by question
 
 
 @dataclass(eq=False)
 class Lane:
-    """An event loop of a worker; `stale_s` is for how long it has not turned, `stood_still_s` the sum of such times."""
+    """An event loop of a worker; `stale_s` is the current time without an iteration, `stood_still_s` their sum."""
 
     frames: Frames
     place: int | None = None  # of its thread's mark, once it runs
@@ -70,8 +70,8 @@ class Lane:
 class Worker:
     """A worker process.
 
-    `left` are calls that were cancelled and have not ended, with the time of that; `strays` those that have ended, and
-    whose code still runs in a thread, with the time when that was first seen.
+    `left` has cancelled calls that have not ended, with the time of the cancellation. `strays` has ended calls whose
+    code still runs in a thread, with the time when this was first seen.
     """
 
     name: int

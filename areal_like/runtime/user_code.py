@@ -1,7 +1,7 @@
 """A user's own code, named in the configuration: `my_rewards.py:score` or `package.module:score`.
 
-A name travels between processes where a function could not: every process loads it for itself, once. What a script
-or notebook has given to `train` has a name in its own process alone, and goes to others as a Portable.
+A name can be sent between processes if a function cannot: every process loads it once. An object that a script or
+notebook passes to `train` has a name only in its own process, and is sent to others as a Portable.
 """
 
 import functools
@@ -22,17 +22,17 @@ FORM = "my_file.py:name or package.module:name"
 
 
 class UserCodeError(Exception):
-    """A user's code cannot be had; the message names it, and the line where its import failed."""
+    """User code cannot be loaded; the message names it, and the line where its import failed."""
 
 
 def absolute(reference: str) -> str:
-    """Return the same reference for a process with another working directory."""
+    """Return the reference with an absolute path, for a process with another working directory."""
     where, colon, name = reference.rpartition(":")
     return f"{Path(where).expanduser().absolute()}{colon}{name}" if where.endswith(".py") else reference
 
 
 def load_object(reference: str) -> Any:
-    """Load the object that `reference` names, and execute its module; raise UserCodeError."""
+    """Load the object named by `reference`, and execute its module; raise UserCodeError."""
     if reference in _given:
         return _given[reference]
     where, _, name = reference.rpartition(":")
@@ -43,7 +43,7 @@ def load_object(reference: str) -> Any:
 
 @contextmanager
 def register(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Have `load_object` find these objects under references, which this yields by key; a text is one already."""
+    """Register objects for `load_object`, and yield their references by key; a text already is a reference."""
     references = {}
     for key, value in objects.items():
         own = re.sub(r"\W", "", getattr(value, "__name__", type(value).__name__))  # such as <lambda>
@@ -60,11 +60,11 @@ def register(objects: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class Portable:
-    """Object that a reference names, on its way to a process that this one starts, through the pipe between them.
+    """A referenced object, sent to a child process through the pipe between them.
 
-    An object that was given from Python travels by value, as Ray would send it (cloudpickle): its module may be a
-    notebook, which no other process can import. It is made of its bytes once in a process, not by every call that has
-    it with it; the pipe, which pickles too, carries nothing that the process at its other end has not made.
+    An object passed from Python is sent by value (cloudpickle), because its module may be a notebook, which no other
+    process can import. Each process unpickles it once, not for every call. The pipe carries only data from the process
+    at its other end.
     """
 
     reference: str
@@ -85,23 +85,23 @@ class Portable:
             raise UserCodeError(f"{reference} cannot be sent to a worker process: {error}") from error
 
     def load(self) -> Any:
-        """Load the object, in the process that it was sent to. Raises UserCodeError."""
+        """Load the object in the receiving process. Raises UserCodeError."""
         return load_object(self.reference) if self.by_value is None else _made_of(self.by_value)
 
 
 @functools.cache
 def _made_of(by_value: bytes) -> Any:
-    """Return the object of a Portable. Its bytes come from the parent process: no other process has the pipe."""
+    """Unpickle the object of a Portable. Its bytes come from the parent process, the only other holder of the pipe."""
     import cloudpickle
 
     return cloudpickle.loads(by_value)
 
 
 def user_modules(thing: Any) -> list[ModuleType]:
-    """Return modules that another process may not be able to import, among those that a function or a class is from.
+    """Return the modules of a function or class that another process may not be able to import.
 
-    They are its own, and all that were imported from where that lies; none for what is installed. A partial is from
-    where its function is.
+    They are its own module and all modules imported from the same folder, without installed packages. For a partial,
+    the module of its function counts.
     """
     while isinstance(thing, functools.partial):
         thing = thing.func
@@ -115,20 +115,20 @@ def user_modules(thing: Any) -> list[ModuleType]:
 
 
 def _folder(module: ModuleType) -> str:
-    """Return where its file lies; "" where it has none."""
+    """Return the folder of a module's file, "" if it has none."""
     file = getattr(module, "__file__", None)
     return os.path.dirname(os.path.abspath(file)) if file else ""
 
 
 def _root(module: ModuleType) -> str:
-    """Return the folder that a module was imported from, which for a package's module is the one above the package."""
+    """Return the folder that a module was imported from; for a module of a package, the folder above the package."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     paths = list(getattr(top, "__path__", ()))
     return os.path.dirname(os.path.abspath(paths[0])) if paths else _folder(top)
 
 
 def _is_installed(module: ModuleType) -> bool:
-    """Return whether every process of a run can import it: this project, Python's own and what was installed."""
+    """Return whether every process of a run can import the module: this project's, Python's or an installed one."""
     if module.__name__.partition(".")[0] in (*_OURS, *sys.builtin_module_names, *sys.stdlib_module_names):
         return True
     return bool({"site-packages", "dist-packages"} & set(Path(_folder(module)).parts))
@@ -154,7 +154,7 @@ def _load_named(reference: str) -> Any:
 
 @functools.cache
 def _run_file(path: str) -> ModuleType:
-    """Import the module in a file, which can import what lies beside it, as a script can."""
+    """Import the module in a file; it can import its neighbours, like a script."""
     file = Path(path)
     if not file.is_file():
         raise UserCodeError(f"{path} does not exist")
@@ -162,12 +162,12 @@ def _run_file(path: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:  # never for a name that ends in .py
+    if spec is None or spec.loader is None:  # impossible for a name that ends in .py
         raise UserCodeError(f"{path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a user's module fails in any way it likes
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise UserCodeError(f"{path} cannot be imported: {where_it_failed(error, file.name)}") from error
     return module
 
@@ -180,7 +180,7 @@ def _import(name: str) -> ModuleType:
 
 
 def where_it_failed(error: BaseException, name: str) -> str:
-    """Return the error in one line, with the last line of the user's file that it passed through."""
+    """Return the error in one line, with the last line of the user's file in its traceback."""
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,9 +1,9 @@
-"""The parent of worker processes: ends whatever they have started, whichever session, group or environment it has.
+"""The parent of worker processes: kills everything they start, whatever its session, group or environment.
 
-Its argument is a descriptor: a socket of packets to the process that started it. It is the subreaper of all workers: an
-orphan below a worker becomes a child of the worker, and one of a worker that died becomes a child of this process,
-which kills it. When the other end of the socket is closed, as by the death of the process that has it, everything is
-killed, and this process ends last.
+Its argument is a descriptor: a packet socket to the process that started it. It is the subreaper of all workers: an
+orphan below a worker becomes a child of the worker, and an orphan of a dead worker becomes a child of this process,
+which kills it. When the other end of the socket is closed, for example by the death of its process, this process kills
+all workers and their descendants, and exits.
 """
 
 import array
@@ -19,7 +19,7 @@ from contextlib import suppress
 from areal_like.runtime.descendants import adopt_orphans, children
 
 _MOST = 1 << 20  # bytes of a request
-_POLL_S = 0.05  # while something is killed
+_POLL_S = 0.05  # during a kill
 _FEW = 64  # descriptors of a worker
 
 
@@ -101,7 +101,7 @@ def _report(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"
 
 
 def _tell(control: socket.socket, message: dict[str, object]) -> None:
-    with suppress(OSError):  # nobody listens: the next packet is the end
+    with suppress(OSError):  # the connection is closed: the next packet is its end
         control.send(json.dumps(message).encode())
 
 

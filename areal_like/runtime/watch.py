@@ -1,4 +1,4 @@
-"""Whether a worker still turns, whose code stands in its way, and how large it is; read from outside of its GIL."""
+"""Checks of workers that do not need their GIL: blocked event loops, the responsible calls, and memory."""
 
 import asyncio
 import itertools
@@ -16,18 +16,18 @@ from areal_like.runtime.workers import Workers
 
 START_S = 300.0  # for a worker to import what it runs
 TICK_S = 0.1
-LEFT_S = 30.0  # for the code of a call that is over to end
-LOG_BYTES = 64 << 20  # a larger log begins anew
-SAMPLE_S = 0.5  # in which a thread that computes uses processor time
-STOPPED_S = 0.5  # without a turn: the loop stands still
-BUSY_SHARE = 0.5  # of what the busiest thread uses
+LEFT_S = 30.0  # for the code of an ended call to stop
+LOG_BYTES = 64 << 20  # a larger log is started again
+SAMPLE_S = 0.5  # during which a computing thread uses processor time
+STOPPED_S = 0.5  # without an iteration: the loop is blocked
+BUSY_SHARE = 0.5  # share of the busiest thread's processor time
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
 _NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workflows/")
 
 
 async def watch(workers: Workers) -> None:
-    """Look after every worker now and then; only time in which this process ran by itself counts."""
+    """Check every worker at intervals; only time in which this process itself ran counts."""
     last = time.monotonic()
     for ticks in itertools.count():
         await asyncio.sleep(TICK_S)
@@ -69,7 +69,7 @@ def _judge_memory(workers: Workers, worker: Worker, pid: int, limit_mb: int, *, 
 
 
 async def _find_blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> None:
-    """Find out whose code it is, have the stacks written, and replace the worker."""
+    """Find the call that blocks, dump the stacks, and replace the worker."""
     guilty, suspects = await whose(worker, stale)
     where = await dump_stacks(worker, guilty, workers.log)
     message = f"it blocked its event loop for more than {workers.limits.blocked_s:g} s (episode.blocked_s){where}"
@@ -77,7 +77,7 @@ async def _find_blocked(workers: Workers, worker: Worker, stale: list[Lane]) -> 
 
 
 def note_beats(worker: Worker, passed_s: float) -> None:
-    """Note which of a worker's loops have turned since the last time, `passed_s` ago."""
+    """Record which of a worker's loops have iterated since the last check, `passed_s` ago."""
     beat = worker.marks.beat(PULSE)
     worker.pulse_stale_s = 0.0 if beat != worker.pulse else worker.pulse_stale_s + passed_s
     worker.pulse = beat
@@ -89,7 +89,7 @@ def note_beats(worker: Worker, passed_s: float) -> None:
 
 
 def stands_still(worker: Worker, blocked_s: float) -> list[Lane] | None:
-    """Return the loops that have not turned for so long; [] where not one thread of the worker has; None: all do."""
+    """Return the loops blocked for `blocked_s`; [] if no thread of the worker runs; None if all loops iterate."""
     if worker.pulse_stale_s > blocked_s:
         return []
     stale = [lane for lane in worker.lanes if lane.stale_s > blocked_s]
@@ -108,20 +108,20 @@ def continue_stopped(worker: Worker) -> None:
 
 
 async def whose(worker: Worker, stale: list[Lane]) -> tuple[set[int], set[int]]:
-    """Return the calls whose code blocks, and those that it may be where that is not certain."""
-    if stale:  # others turn: it is what the threads of these loops run
+    """Return the calls whose code blocks, and the suspects if that is not certain."""
+    if stale:  # other loops iterate: the calls in the threads of these loops block
         running = {worker.marks.call(lane.place or 0) for lane in stale} - {0}
         return running, running or {call for lane in stale for call in lane.calls}
-    marked = worker.marks.running()  # some thread keeps the GIL
+    marked = worker.marks.running()  # some thread holds the GIL
     threads = {place: worker.marks.thread(place)[0] for place in marked}
     before = processor_ticks(worker.pid)
     await asyncio.sleep(SAMPLE_S)
     used = {thread: ticks - before.get(thread, 0) for thread, ticks in processor_ticks(worker.pid).items()}
     most = max(used.values(), default=0)
-    if not most:  # it keeps the GIL and waits for something
+    if not most:  # it holds the GIL and waits
         return set(), set(marked.values())
     busy = {marked[place] for place, thread in threads.items() if used.get(thread, 0) > BUSY_SHARE * most}
-    return (busy if len(busy) == 1 else set()), busy  # none where it is a thread that the user's code has made
+    return (busy if len(busy) == 1 else set()), busy  # none if it is a thread created by user code
 
 
 def processor_ticks(pid: int | None) -> dict[int, int]:
@@ -137,7 +137,7 @@ def processor_ticks(pid: int | None) -> dict[int, int]:
 
 
 def kill_large_descendants(pid: int, limit_mb: int) -> str:
-    """Kill the processes below a worker that have more memory than it may have; returns what they were."""
+    """Kill descendants of a worker that exceed its memory limit; return their description."""
     killed = []
     for process in descendants(pid):
         if (size := resident_bytes([process]) / MB) > limit_mb:
@@ -151,7 +151,7 @@ def kill_large_descendants(pid: int, limit_mb: int) -> str:
 
 
 async def dump_stacks(worker: Worker, calls: Iterable[int], log: Path) -> str:
-    """Have the stacks of all threads written to the log; returns the line where one of the calls stands, or ""."""
+    """Dump the stacks of all threads to the log; return the current line of one of the calls, or ""."""
     before = log.stat().st_size if log.exists() else 0
     worker.signal(DUMP)
     text = ""
@@ -169,7 +169,7 @@ async def dump_stacks(worker: Worker, calls: Iterable[int], log: Path) -> str:
 
 
 def user_line(dump: str, thread: int) -> str:
-    """Return the innermost line of a thread in faulthandler's output that is not a library's."""
+    """Return a thread's innermost line outside libraries in faulthandler's output."""
     _, found, stack = dump.partition(f"hread 0x{thread:016x} ")
     stack = re.split(r"\n\n|\n(?:Current t|T)hread 0x", stack)[0] if found else ""
     for file, line in re.findall(r'File "([^"]*)", line (\d+)', stack):

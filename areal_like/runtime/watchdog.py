@@ -1,7 +1,7 @@
-"""A process that watches the event loop of the run's main process, and needs neither its GIL nor its loop for that.
+"""A process that watches the event loop of the run's main process, without needing its GIL or loop.
 
-A loop that stands still for BLOCKED_S is reported, with the stacks of all threads in a log. One that still stands
-SIGNAL_S after Ctrl-C or SIGTERM cannot end the run: the main process is killed, and the janitor removes what it leaves.
+A loop that is blocked for BLOCKED_S is reported, with the stacks of all threads in a log. A loop that is still blocked
+SIGNAL_S after Ctrl-C or SIGTERM cannot end the run: the main process is killed, and the janitor cleans up.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _LIBRARIES = ("/lib/python", "<")
 
 @asynccontextmanager
 async def watch_loop(log: Path, blocked_s: float = BLOCKED_S, signal_s: float = SIGNAL_S) -> AsyncIterator[None]:
-    """Have the running loop watched while the body runs; stacks go to `log`."""
+    """Watch the running loop while the body runs; stacks go to `log`."""
     root = Path(__file__).parents[2]
     program = f"import sys; sys.path.insert(0, {str(root)!r}); from areal_like.runtime.watchdog import main; main()"
     beats, (heard, signals) = os.memfd_create("areal-like-beats"), os.pipe()
@@ -69,21 +69,21 @@ async def _beat(beats: int) -> None:
 
 
 def main() -> None:
-    """Watch until the parent ends."""
+    """Watch the parent until it ends."""
     parent, beats, signals = map(int, sys.argv[1:4])
     die_with_parent(parent)
     Watch(parent, beats, Path(sys.argv[4]), *map(float, sys.argv[5:])).run(signals)
 
 
 class Watch:
-    """The watchdog of one process. Only time in which the watchdog ran by itself counts."""
+    """The watchdog of one process. Only time in which the watchdog itself ran counts."""
 
     def __init__(self, parent: int, beats: int, log: Path, blocked_s: float, signal_s: float) -> None:
         self._parent, self._beats, self._log, self._blocked_s, self._signal_s = parent, beats, log, blocked_s, signal_s
         self._count, self._stale_s, self._is_told, self._is_signalled = b"", 0.0, False, False
 
     def run(self, signals: int) -> None:
-        """Look at the beats, and note signals of the parent, which its C handler writes there."""
+        """Check the beats, and read the parent's signals, which its C handler writes to `signals`."""
         last = time.monotonic()
         while True:
             if select.select([signals], [], [], BEAT_S)[0]:
@@ -110,7 +110,7 @@ class Watch:
             self._say(f"the run's main process has stood still for {self._blocked_s:g} s{self._dump()}")
 
     def _dump(self) -> str:
-        """Have the stacks written; returns where the innermost lines outside of libraries are."""
+        """Dump the stacks; return the innermost lines outside libraries."""
         before = self._log.stat().st_size
         os.kill(self._parent, DUMP)
         time.sleep(DUMP_S)

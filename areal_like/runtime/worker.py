@@ -1,8 +1,8 @@
 """A process that runs user code. Its arguments are descriptors: settings, marks, and two sockets for each loop.
 
-It has several event loops, each in a thread of its own with a connection to the main process. A call runs on one of
-them. Every step of a call's code is marked in memory that the main process reads (`marks.py`), so that code which
-blocks its loop, holds the GIL or ends the process is known by its call.
+It has several event loops, each in its own thread with a connection to the main process. A call runs on one of them.
+Every step of a call's code is marked in memory that the main process reads (`marks.py`), which identifies a call that
+blocks its loop, holds the GIL or ends the process.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from areal_like.runtime.marks import Mark, Marks
 
 BEAT_S = 0.1
 PULSE = 0  # place of the mark of the main thread
-END_S = 2.0  # for code that is cancelled at the end
-DUMP = signal.SIGUSR2  # has faulthandler write the stacks of all threads to standard error
-FAILED = 70  # exit code of a worker whose loop broke, as by a descriptor that was closed
+END_S = 2.0  # for cancelled code at the end
+DUMP = signal.SIGUSR2  # makes faulthandler write the stacks of all threads to standard error
+FAILED = 70  # exit code of a worker whose loop failed, for example by a closed descriptor
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
-_is_fork = False  # this process is a child that a call has forked
+_is_fork = False  # this process was forked by a call
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Set-up that the main process gives a worker: its search path, and which code runs calls.
+    """A worker's settings from the main process: its search path, and the code that runs calls.
 
     `entry` is `module:name` of a function from `start` to a Handler.
     """
@@ -78,7 +78,7 @@ def main() -> None:
     handler: Handler = getattr(importlib.import_module(module), name)(settings.start)
     gc.collect()
     gc.freeze()
-    mark = marks.take()  # of the only thread that does nothing: where it does not beat, another one keeps the GIL
+    mark = marks.take()  # of the only idle thread: if it does not beat, another thread holds the GIL
     threads = [
         threading.Thread(target=_Loop(marks, handler, *pair).serve, name=f"loop {place}", daemon=True)
         for place, pair in enumerate(zip(connections[::2], connections[1::2], strict=True))
@@ -103,7 +103,7 @@ def _in_fork(marks: Marks, connections: Sequence[int]) -> None:
 
 
 class _Marked(Coroutine[Any, Any, Any]):
-    """A coroutine with its call in the thread's mark during each of its steps."""
+    """A coroutine that sets its call in the thread's mark during each step."""
 
     __slots__ = ("_body", "_call", "_mark")
 
@@ -125,7 +125,7 @@ class _Marked(Coroutine[Any, Any, Any]):
     def __await__(self) -> Generator[Any, Any, Any]:
         return self._body.__await__()
 
-    def __getattr__(self, name: str) -> Any:  # such as cr_frame, which stacks are made of
+    def __getattr__(self, name: str) -> Any:  # such as cr_frame, which stack traces need
         return getattr(self._body, name)
 
     def _step(self, step: Callable[..., Any], *arguments: Any) -> Any:
@@ -139,7 +139,7 @@ class _Marked(Coroutine[Any, Any, Any]):
 
 
 class _Threads(ThreadPoolExecutor):
-    """Executor of `asyncio.to_thread`: marks its threads with the call that handed the work in."""
+    """The executor of `asyncio.to_thread`: marks its threads with the call that submitted the work."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__(32, "to_thread")
@@ -192,7 +192,7 @@ class _Loop:
             os._exit(FAILED)
 
     def _ran_to_its_stop(self) -> bool:
-        """Run until the loop is stopped, or until a task that a call has started exits as a program would."""
+        """Run until the loop is stopped, or until a call's task exits like a program."""
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
@@ -228,7 +228,7 @@ class _Loop:
             self._loop.create_task(waiting).add_done_callback(lambda _: self._loop.stop())
 
     async def _serve(self, number: int, body: bytes) -> None:
-        result = b""  # of one that was cancelled
+        result = b""  # of a cancelled call
         try:
             result = await self._handler(body, partial(self._ask, number), partial(self._ask_now, number))
         finally:
@@ -237,7 +237,7 @@ class _Loop:
 
     async def _ask(self, call: int, method: str, body: bytes) -> bytes:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # a loop that the user's code has made, in a thread of its own
+        if loop is not self._loop:  # a loop of user code in its own thread
             asked = asyncio.run_coroutine_threadsafe(self._ask(call, method, body), self._loop)
             return await asyncio.wrap_future(asked)
         self._asked += 1
@@ -261,7 +261,7 @@ def _question(call: int, method: str, body: bytes) -> bytes:
 
 
 def _check(answer: bytes) -> bytes:
-    """Return the content of an answer; raise Unanswered if it reports why there is none."""
+    """Return the content of an answer; raise Unanswered if it contains the reason why there is none."""
     if answer[:1] != b"+":
         raise Unanswered(answer[1:].decode(errors="replace"))
     return answer[1:]

@@ -1,4 +1,4 @@
-"""The workers themselves: how they start and end, and what they send."""
+"""The workers: their start, their end, and their messages."""
 
 import asyncio
 import itertools
@@ -25,16 +25,16 @@ from areal_like.runtime.marks import Marks, shared_memory
 from areal_like.runtime.remote import Call, EndedWorker, Interrupted, Lane, Limits, Worker
 from areal_like.runtime.worker import END_S, FAILED, Settings
 
-LOST_S = 5.0  # for a worker to end whose connection was closed
+LOST_S = 5.0  # for a worker with a closed connection to end
 WARDEN_S = 10.0  # for the warden to kill everything
 CLOSE_POLL_S = 0.02
-MOST_STARTS = 3  # in a row that fail
+MOST_STARTS = 3  # consecutive failures
 
 
 class Workers:
-    """The workers that live; `changed` is set when something has become of one. To be used in one event loop alone.
+    """The living workers; `changed` is set when the state of one changes. For use in one event loop only.
 
-    `failure` is why there will be none any more.
+    `failure` is the reason why no further workers start.
     """
 
     def __init__(self, settings: Settings, limits: Limits, log: Path, say: Callable[[str], object]) -> None:
@@ -63,7 +63,7 @@ class Workers:
         self._loop.add_reader(self._control, self._hear)
 
     async def close(self) -> None:
-        """Have every worker end by itself, or kill it, and what all have started."""
+        """Stop or kill every worker, and kill its descendants."""
         self._closing = True
         for worker in self.all:
             for lane in worker.lanes:
@@ -72,7 +72,7 @@ class Workers:
         while any(worker.ready for worker in self.all) and time.monotonic() < limit:
             await asyncio.sleep(CLOSE_POLL_S)
         self._loop.remove_reader(self._control)
-        self._control.close()  # the warden kills what is left
+        self._control.close()  # the warden kills the remaining processes
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._warden.wait, WARDEN_S)
         self._warden.kill()
@@ -83,7 +83,7 @@ class Workers:
         os.close(self._describe)
 
     async def change(self) -> None:
-        """Wait until something has become of a worker."""
+        """Wait until the state of a worker changes."""
         self.changed.clear()
         await self.changed.wait()
 
@@ -93,14 +93,14 @@ class Workers:
             raise self.failure
 
     def spawn(self, body: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a coroutine until it ends, or the workers do."""
+        """Run a coroutine until it or the workers end."""
         task = self._loop.create_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def start(self, *, alone: bool = False) -> Worker:
-        """Ask for a worker; it is ready once its loops report."""
+        """Request a worker; it is ready once its loops report."""
         shared = shared_memory()
         worker = Worker(next(self._names), alone, Marks(shared))
         descriptors, theirs = [self._describe, shared], list[socket.socket]()
@@ -155,7 +155,7 @@ class Workers:
             self.note_end(worker, message["status"], message.get("why", ""))
 
     def note_end(self, worker: Worker, status: int | None, why: str) -> None:
-        """Note that a worker has ended by itself."""
+        """Record that a worker has ended by itself."""
         if self._closing or worker.over:
             self.end(worker)
             return
@@ -165,14 +165,14 @@ class Workers:
             if self._failed_starts >= MOST_STARTS:
                 self.fail(f"{MOST_STARTS} workers of the workflow in a row did not start ({how}); output: {self.log}")
             message, guilty, suspects = f"its process did not start ({how})", set[int](), set[int]()
-        else:  # one whose loops stand still (FAILED) does so after the code that broke them
+        else:  # a worker with failed loops (FAILED) ends after the code that broke them
             message, marked = f"its process ended ({how})", set(worker.marks.running().values())
             suspects = worker.marks.ran_last() if status == FAILED else marked
             guilty = suspects if len(suspects) == 1 and status != FAILED else set()
         self.fault(worker, "died", message, guilty, suspects)
 
     def _lost(self, worker: Worker) -> None:
-        """Note that a connection was closed; the process should end soon."""
+        """Record that a connection was closed; the process should end soon."""
 
         async def insist() -> None:
             await asyncio.sleep(LOST_S)
@@ -186,7 +186,7 @@ class Workers:
     def fault(
         self, worker: Worker, cause: str, message: str, guilty: Collection[int], suspects: Collection[int]
     ) -> None:
-        """Replace a worker, charge the guilty calls, and have the others begun again."""
+        """Replace a worker, fail the responsible calls, and restart the others."""
         if worker.over:
             return
         calls = worker.calls
@@ -201,13 +201,13 @@ class Workers:
             else:
                 call.result.set_exception(Interrupted(number in suspects and not guilty))
         self._replaced[cause] += bool(calls)
-        if calls and (times := self._replaced[cause]).bit_count() == 1:  # the first, second, fourth, eighth, ...
+        if calls and (times := self._replaced[cause]).bit_count() == 1:  # the first, second, fourth, eighth, ... time
             more = f"; {again} other calls start again" if again else ""
             often = f" ({times} times so far)" if times > 1 else ""
             self.say(f"a worker of the workflow was replaced{often}: {message}{more}; its output: {self.log}")
 
     def end(self, worker: Worker) -> None:
-        """End a worker, and begin another one in its place."""
+        """Stop a worker, and start another one in its place."""
         if worker.over:
             return
         worker.over = True
@@ -225,9 +225,9 @@ class Workers:
         self.changed.set()
 
     def retire(self, worker: Worker) -> None:
-        """Give a worker no more calls: the code of a cancelled call still runs in it."""
+        """Send no more calls to a worker in which the code of a cancelled call still runs."""
         if any(each.retires for each in self.all) or worker.alone:
-            return  # one after the other
+            return  # one at a time
         worker.retires = True
         self.spawn(self.start())
         self.say(
@@ -238,7 +238,7 @@ class Workers:
             self.end(worker)
 
     def fail(self, message: str) -> None:
-        """End all calls: there will be no workers."""
+        """End all calls, because no workers will start."""
         self.failure = RunError(message)
         for worker in list(self.all):
             for call in worker.calls.values():
@@ -283,7 +283,7 @@ class Workers:
 
 
 def _describe(status: int | None) -> str:
-    """Return how a process ended, in words."""
+    """Describe how a process ended."""
     if status is None:
         return "it could not be started"
     return f"exit code {status}" if status >= 0 else signal.Signals(-status).name

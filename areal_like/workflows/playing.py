@@ -117,7 +117,7 @@ class _Player:
             return pickle.dumps((False, "sandbox", str(error)))
         except McpError as error:
             return pickle.dumps((False, "mcp", str(error)))
-        except BaseException as error:  # noqa: BLE001 - a user's code fails in any way it likes
+        except BaseException as error:  # noqa: BLE001 - user code may raise anything
             return pickle.dumps((False, "raised", where_it_failed(error, file)))
 
     def clients(self, base_url: str | None) -> Clients:
