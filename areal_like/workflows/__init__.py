@@ -1,1 +1,1 @@
-"""How a prompt becomes scored trajectories."""
+"""Workflows: from a prompt to scored trajectories."""

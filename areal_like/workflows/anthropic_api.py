@@ -1,4 +1,4 @@
-"""Anthropic's Messages as chat completions, and back (https://docs.anthropic.com/en/api/messages)."""
+"""Conversion of Anthropic's Messages to chat completions, and back (https://docs.anthropic.com/en/api/messages)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -48,7 +48,7 @@ class _Typed(BaseModel):
 
 
 class _Asked(BaseModel, extra="forbid"):
-    """A request; fields that chat completions have too are only passed on."""
+    """A request; fields shared with chat completions are passed on unchanged."""
 
     messages: list[_Message] = []
     system: Texts | None = None
@@ -69,7 +69,7 @@ _SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """Return the fields of the same request as a chat completion; raises Refused for what has no counterpart."""
+    """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
     asked = check_fields(_Asked, fields, session)
     if asked.thinking and asked.thinking.type != "disabled":
         raise Refused("thinking: the chat template decides whether a model thinks; leave it out", "thinking")
@@ -101,7 +101,7 @@ class AnthropicMessage:
             "role": "assistant",
             "model": fields.get("model") or MODEL,
         }
-        self._has_text = False  # an open block of it
+        self._has_text = False  # a text block is open
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the message of a turn."""
@@ -185,7 +185,7 @@ def _events(*contents: Mapping[str, Any]) -> bytes:
 
 
 def _messages(message: _Message) -> Iterator[dict[str, Any]]:
-    """Yield one of Anthropic's messages as one message, or as several if it has results of tools."""
+    """Yield an Anthropic message as one message, or as several if it has tool results."""
     blocks = message.content
     calls = [block for block in blocks if isinstance(block, _ToolUse)]
     results = [block for block in blocks if isinstance(block, _ToolResult)]

@@ -1,9 +1,9 @@
-"""Requests that a client sends again, and answers that no client has read.
+"""Repeated requests of clients, and answers that no client has read.
 
-A client marks a request as a repetition: it has the `Idempotency-Key` of an equal earlier one, or a count of
-retries (`X-Stainless-Retry-Count`, which the clients of OpenAI and Anthropic send). A repetition gets the answer of the
-attempt before, finished or not, unless that was aborted because nobody waited for it any more. Without either sign an
-equal request is a further sample, except that an answer which is known to be unread is given first.
+A client marks a request as a repetition by the `Idempotency-Key` of an equal earlier one, or by a retry count
+(`X-Stainless-Retry-Count`, which the clients of OpenAI and Anthropic send). A repetition gets the answer of the earlier
+attempt, finished or not, unless that attempt was aborted because no client waited for it. Without either mark, an equal
+request is another sample, but an answer that is known to be unread is returned first.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from areal_like.workflows.progress import Progress
 
 
 class Answer(Protocol):
-    """Answer to a request; `delivered` is False where no client has read it."""
+    """An answer to a request; `delivered` is False if no client has read it."""
 
     delivered: bool | None
 
 
 @dataclass(frozen=True)
 class Sending:
-    """Sign by which a client sent a request: under which key, and how many times it had sent it before."""
+    """The repetition marks of a request: its key, and how often the client has sent it before."""
 
     key: str = ""
     retries: int = 0
@@ -40,9 +40,9 @@ def sending(headers: Mapping[str, str]) -> Sending:
 
 @dataclass(eq=False)
 class Attempt[Turn: Answer]:
-    """A request that is or was answered; `readers` connections wait for it, the last of which aborts it by leaving.
+    """A request and its possibly unfinished answer; `readers` connections wait for it, and the last to leave aborts it.
 
-    `number` is its place among the attempts of its session. `progress` has the tokens so far, if they are streamed.
+    `number` counts the attempts of a session. `progress` has the tokens so far, if they are streamed.
     """
 
     number: int
@@ -64,18 +64,18 @@ class Attempt[Turn: Answer]:
                 self.task.cancel()
 
     async def turn(self) -> Turn:
-        """Return the turn once it is complete; raises what its generation raises."""
+        """Return the turn once it is complete; raises the generation's errors."""
         with self.reading():
             return await asyncio.shield(self.task)
 
     @property
     def is_unread(self) -> bool:
-        """Whether its answer is known to have reached no client."""
+        """Whether the answer is known not to have reached a client."""
         return _is_answered(self.task) and self.task.result().delivered is False
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be awaited in the running event loop, and has not failed."""
+        """Whether the attempt belongs to the running event loop and has not failed."""
         return _is_answered(self.task) or (not self.task.done() and self.task.get_loop() is asyncio.get_running_loop())
 
 
@@ -88,14 +88,14 @@ class Attempts[Turn: Answer]:
     def begin(
         self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn], progress: Progress | None = None
     ) -> Attempt[Turn]:
-        """Start to answer a request."""
+        """Start answering a request."""
         attempt = Attempt(len(self._all), request, sent, asyncio.ensure_future(answering), progress)
         attempt.task.add_done_callback(_retrieve)
         self._all.append(attempt)
         return attempt
 
     def find_repeated(self, request: object, sent: Sending) -> Attempt[Turn] | None:
-        """Return the attempt whose answer a request gets, None where it gets one of its own."""
+        """Return the attempt whose answer a request gets, None if the request gets its own answer."""
         if not (sent.key or sent.retries or any(attempt.is_unread for attempt in self._all)):
             return None
         same = [attempt for attempt in reversed(self._all) if attempt.request == request]
@@ -108,9 +108,9 @@ class Attempts[Turn: Answer]:
         return None if found else next((attempt for attempt in same if attempt.is_unread), None)
 
     def _find_retried(self, same: list[Attempt[Turn]], retries: int) -> Attempt[Turn] | None:
-        """Return the attempt that a retry repeats: each is repeated once by the first retry, once by the second, ...
+        """Return the attempt that a retry repeats; the n-th retry repeats each attempt at most once.
 
-        One that was aborted comes first, then one that is unread, then what the retry before has repeated, the latest.
+        Aborted attempts come first, then unread ones, then the latest one repeated by the retry before.
         """
 
         def rank(attempt: Attempt[Turn]) -> tuple[bool, bool, int]:
@@ -122,12 +122,12 @@ class Attempts[Turn: Answer]:
         return found
 
     def answer(self, number: int) -> Turn | None:
-        """Return the answer of an attempt by its number; None where there is none, or it is not complete."""
+        """Return the answer of an attempt by its number; None if it is missing or incomplete."""
         task = self._all[number].task if number < len(self._all) else None
         return task.result() if task is not None and _is_answered(task) else None
 
     def answers(self) -> list[tuple[object, Turn]]:
-        """Return each request that has an answer, and that, in the order in which they arrived."""
+        """Return the answered requests with their answers, in order of arrival."""
         return [(each.request, each.task.result()) for each in self._all if _is_answered(each.task)]
 
     @property
@@ -136,7 +136,7 @@ class Attempts[Turn: Answer]:
         return sum(attempt.task.cancelled() for attempt in self._all)
 
     def abort(self) -> None:
-        """Break off what is not answered: the episode is over. May be called from any thread."""
+        """Abort unanswered requests, because the episode has ended. May be called from any thread."""
         for attempt in self._all:
             if not attempt.task.done() and not (loop := attempt.task.get_loop()).is_closed():
                 loop.call_soon_threadsafe(attempt.task.cancel)
@@ -147,6 +147,6 @@ def _is_answered(task: asyncio.Task[Any]) -> bool:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take note of an exception, so that asyncio does not report it as never retrieved."""
+    """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
     if not task.cancelled():
         task.exception()

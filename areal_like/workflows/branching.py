@@ -1,4 +1,4 @@
-"""A prompt, samples that share the first parts of their responses, a reward for each."""
+"""Single-turn groups whose samples share the first parts of their responses."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from areal_like.workflows.single_turn import TRAJECTORIES, SingleTurn
 
 @dataclass(eq=False)
 class Part:
-    """A part of a response that samples share, or the last one of a sample."""
+    """A part of a response, shared by samples or the last part of one sample."""
 
     parent: Part | None
     response: Response
 
     @property
     def path(self) -> list[Part]:
-        """The parts that lead here, the first one first."""
+        """The parts from the first one to this one."""
         return [*(self.parent.path if self.parent else ()), self]
 
 
 @dataclass(frozen=True)
 class Branching:
-    """The workflow of a group whose responses branch after numbers of tokens, into `branch.width` continuations each.
+    """The workflow of a group whose responses branch after fixed numbers of tokens, each into `branch.width` parts.
 
     A response that ends before a branching point is one sample, so that a group may have fewer than `n_samples`. All
-    requests of a group go to one server, which has what they share in its cache. What samples share is trained on in
-    the first of them that has a reward. With a `seed` samples depend on it, on the group's id and on their path.
+    requests of a group go to one server, whose cache has the shared tokens. Shared tokens are trained on once, in the
+    first of their samples with a reward. With a `seed`, samples depend on it, on the group's id and on their path.
     """
 
     pool: ServerPool
@@ -68,7 +68,7 @@ class Branching:
 
 
 class _Group:
-    """A group while it is generated; `made` are its responses so far."""
+    """A group during generation; `made` has its responses so far."""
 
     def __init__(self, workflow: Branching, prompt: Prompt, group_id: int) -> None:
         self._workflow, self._prompt, self._id = workflow, np.array(prompt.tokens, np.int32), group_id
@@ -88,7 +88,7 @@ class _Group:
         return [leaf for part in leaves for leaf in part]
 
     async def _generate(self, parent: Part | None, place: tuple[int, ...]) -> list[Part]:
-        """Generate the part of a response at a `place` in the tree, and what follows it."""
+        """Generate the part of a response at a `place` in the tree, and its continuations."""
         workflow, level = self._workflow, len(place) - 1
         points = [0, *workflow.branch.after, workflow.sampling.max_new_tokens]
         most = points[level + 1] - points[level]
@@ -112,7 +112,7 @@ class _Group:
     def _seed(self, place: tuple[int, ...]) -> int | None:
         if self._workflow.seed is None:
             return None
-        key = [self._workflow.seed, self._id, len(place), *place]  # zeros at the end alone would make no difference
+        key = [self._workflow.seed, self._id, len(place), *place]  # the length distinguishes trailing zeros
         return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
@@ -126,14 +126,14 @@ def built_in(
     *,
     prefill_once: bool,
 ) -> Workflow:
-    """Return the built-in workflow, whose samples share their prompt only or branch later."""
+    """Return the built-in workflow, whose samples share only their prompt or branch later."""
     if branch is None:
         return SingleTurn(pool, score, sampling, n_samples, seed)
     return Branching(pool, score, sampling, n_samples, branch, seed, prefill_once=prefill_once)
 
 
 async def _all[T](coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all; the others are cancelled where one fails."""
+    """Return the results of all coroutines; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -145,7 +145,7 @@ async def _all[T](coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 def _join(
     prompt: Prompt, group_id: int, sample: int, leaf: Part, reward: Reward, numbers: dict[Part, int]
 ) -> Trajectory:
-    """Return the trajectory of a sample, which is trained on the parts of its path that have no number yet."""
+    """Return the trajectory of a sample, which trains the parts of its path without a number yet."""
     parts, nodes, end = [as_response(prompt.tokens)], list[Node](), len(prompt.tokens)
     for part in leaf.path:
         parts.append(not_trained(part.response) if part in numbers else part.response)

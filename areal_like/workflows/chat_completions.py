@@ -1,4 +1,4 @@
-"""A turn as OpenAI's chat completion, whole or in chunks (https://platform.openai.com/docs/api-reference/chat)."""
+"""OpenAI's chat completions of turns, whole or in chunks (https://platform.openai.com/docs/api-reference/chat)."""
 
 import time
 from collections.abc import Iterable, Mapping

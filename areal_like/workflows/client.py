@@ -1,4 +1,4 @@
-"""`openai.AsyncOpenAI` clients whose requests are answered by a function: no port is open for them."""
+"""`openai.AsyncOpenAI` clients whose requests are answered by a function, without an open port."""
 
 import copy
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,10 +16,10 @@ type Answer = Callable[[str, str, Mapping[str, str], bytes], Awaitable[Reply]]
 
 
 class Clients:
-    """Makes clients. `base_url` is where their requests are answered for other processes too, if anywhere.
+    """A factory of clients. `base_url` is the URL for other processes, if there is one.
 
-    To make an OpenAI client takes as long as a request, and so does an HTTP client's search for redirects and cookies:
-    all are copies of one that has none of these.
+    Creating an OpenAI client takes as long as a request, and so does an HTTP client's handling of redirects and
+    cookies. All clients are copies of one without these.
     """
 
     def __init__(self, answer: Answer, base_url: str | None = None) -> None:
@@ -37,7 +37,7 @@ class Clients:
         self._original = AsyncOpenAI(api_key="none", base_url=base_url or NOWHERE, http_client=http, max_retries=0)
 
     async def warm_up(self) -> None:
-        """Send one request without an answer: with its first request a client detects its platform."""
+        """Send one request without an answer, because a client detects its platform on its first request."""
         from openai import APIError
 
         try:

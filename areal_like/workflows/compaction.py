@@ -1,15 +1,15 @@
-"""Conversations that an agent continues from a summary, in place of the messages themselves."""
+"""Conversations that an agent continues from a summary instead of the messages themselves."""
 
 from collections.abc import Sequence
 
 from areal_like.workflows.conversation import Message
 from areal_like.workflows.turn import Turn
 
-LEAST_LETTERS = 16  # of a summary; a shorter answer occurs in other texts by chance
+LEAST_LETTERS = 16  # minimum length of a summary; shorter answers occur in other texts by chance
 
 
 def find_summary(turns: Sequence[Turn], messages: Sequence[Message]) -> Turn | None:
-    """Return the latest turn whose answer is in the messages of a new conversation, and that no turn continues."""
+    """Return the latest turn without a continuation whose answer is in the messages of a new conversation."""
     parents = {turn.parent for turn in turns}
     texts = [message["content"] for message in messages if isinstance(message.get("content"), str)]
     for turn in reversed(turns):

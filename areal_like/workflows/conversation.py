@@ -1,9 +1,10 @@
-"""The prompt of each turn of a conversation: what was there, as it was, and the tokens of what is new.
+"""The prompt of each turn of a conversation: the earlier tokens unchanged, and the tokens of new messages.
 
-A chat template turns a whole conversation into text, and what it makes of an earlier answer need not be what the model
-generated: many leave the thinking out, trim blanks, or write tool calls in their own way, and even the same text may be
-other tokens. Trained on are the tokens that the server produced, so an answer is never rendered or encoded again. To
-find what follows it, the template renders the conversation with a mark in its place; the text behind the mark is new.
+A chat template renders a whole conversation, and may render an earlier answer differently from what the model
+generated: many templates drop the thinking, trim blanks, or reformat tool calls, and even equal text may have other
+tokens. Training uses the tokens that the server produced, so an answer is never rendered or encoded again. To find the
+tokens that follow an answer, the template renders the conversation with a mark in its place; the text after the mark is
+new.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,32 +18,32 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
 type Message = Mapping[str, Any]
 
-MOST_LEVELS = 254  # of a JSON value that orjson writes; it reads 1024
+MOST_LEVELS = 254  # nesting of a JSON value that orjson writes; it reads 1024
 _MARK = "\ue000turn\ue001"  # of Unicode's private use area
 
 
 class Continuity(StrEnum):
     """Relation of a turn's prompt to the turn before it in its trajectory."""
 
-    FIRST = "first"  # nothing is before it
-    EXACT = "exact"  # it is what the template gives for the whole conversation, token for token
-    RETOKENISED = "retokenised"  # the template gives the same text; encoded anew it would be other tokens
-    REWRITTEN = "rewritten"  # the template would write earlier turns otherwise; they stay as they were generated
-    DEPLOYED = "deployed"  # the template writes earlier turns otherwise, and so the prompt begins a trajectory
-    COMPACTED = "compacted"  # the conversation begins with an earlier answer, a summary of it: a trajectory of its own
-    BRANCH = "branch"  # the conversation does not go on from an earlier turn: a trajectory of its own
+    FIRST = "first"  # there is no earlier turn
+    EXACT = "exact"  # equal to the rendered conversation, token for token
+    RETOKENISED = "retokenised"  # equal to the rendered text, which would encode to other tokens
+    REWRITTEN = "rewritten"  # the template would render earlier turns differently; they stay as generated
+    DEPLOYED = "deployed"  # the template renders earlier turns differently, so the prompt starts a new trajectory
+    COMPACTED = "compacted"  # the conversation starts with an earlier answer, its summary: a trajectory of its own
+    BRANCH = "branch"  # the conversation does not continue an earlier turn: a trajectory of its own
 
 
 @dataclass(frozen=True)
 class Context:
-    """Template inputs beside the messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
+    """Template inputs other than messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
 
     tools: Sequence[dict[str, Any]] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parsed_arguments(text: str) -> Any:
-    """Return a tool call's arguments from JSON; the text itself if it is not JSON, or cannot be sent."""
+    """Parse a tool call's arguments from JSON; return the text itself if it is not JSON or cannot be sent."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -51,7 +52,7 @@ def parsed_arguments(text: str) -> Any:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Return whether a value that was read from JSON is nested too deeply to be written again, as templates do."""
+    """Return whether a value from JSON is nested too deeply for templates to write it again."""
     try:
         orjson.dumps(value)
     except TypeError:
@@ -60,7 +61,7 @@ def is_too_deep(value: Any) -> bool:
 
 
 def text_of(arguments: Any) -> str:
-    """Return the arguments of a tool call as JSON; text is what a model wrote that is not JSON."""
+    """Return the arguments of a tool call as JSON; a text is a model's output that is not JSON, and stays."""
     return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
 
 
@@ -74,7 +75,7 @@ def as_sent(message: Message) -> Message:
 
 
 def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
-    """Return the tokens of a conversation that starts here, those of its images too; raises TokenizerError."""
+    """Return the tokens of a new conversation, including its images; raises TokenizerError."""
     return tokenizer.encode_chat(messages, _tools(context), **context.arguments)
 
 
@@ -97,10 +98,10 @@ def following(
 
 
 def _without_first_end(tokenizer: Tokenizer, new: list[int]) -> list[int]:
-    """Remove the template's end of a message that the model has ended itself."""
+    """Remove the template's end of message if the model has generated one."""
     end = next((place for place, token in enumerate(new) if token in tokenizer.eos_token_ids), None)
     if end is None or tokenizer.decode(new[:end]).strip():
-        return new  # the template ends messages otherwise
+        return new  # the template ends messages differently
     return new[end + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""The episodes' API on a port, for agents that run in processes of their own, in containers or on other hosts."""
+"""The episodes' API on a port, for agents in other processes, in containers or on other hosts."""
 
 import asyncio
 import socket
@@ -21,21 +21,21 @@ from areal_like.workflows.session import Session
 from areal_like.workflows.streams import EVENT_STREAM, Stream
 
 LOOPBACK = "127.0.0.1"
-BODY_LIMIT_S = 60.0  # a client that stops in the middle of a request keeps its connection for so long
+BODY_LIMIT_S = 60.0  # limit for a client to send the body of a request
 RATE_WINDOW_S = 10.0
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]  # most of which are refused in the API's words
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]  # most are rejected with the API's errors
 _UNREAD_BODY = (401, 408, 413, 429)
 _START_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """Where the endpoint listens, and what a request may cost; `rate` is requests per second of an episode."""
+    """The endpoint's address and the limits of requests; `rate` is requests per second and episode."""
 
     host: str = LOOPBACK
     certificate: str | None = None
     key: str | None = None
-    max_mb: int = 32  # a conversation of a million tokens has some 5 MB
+    max_mb: int = 32  # a conversation of a million tokens has about 5 MB
     max_connections: int = 4096
     rate: float | None = None
 
@@ -50,7 +50,7 @@ class EndpointSettings:
 def own_address() -> str:
     """Return the address by which other hosts reach this one.
 
-    It is that of a Ray cluster of several hosts, else the default route's. Raises RunError on a host without a route.
+    It is the Ray cluster's address of this host, else the default route's. Raises RunError on a host without a route.
     """
     import ray
 
@@ -66,9 +66,9 @@ def own_address() -> str:
 
 
 class Endpoint(AbstractContextManager["Endpoint"]):
-    """An HTTP server on a free port, in a thread of its own; `with Endpoint(sessions) as endpoint` ends it.
+    """An HTTP server on a free port, in its own thread; `with Endpoint(sessions) as endpoint` stops it at the end.
 
-    An agent reaches the episode whose key it was given, until the episode ends. `base_url` ends with `/v1`.
+    An agent's key gives access to one episode, until the episode ends. `base_url` ends with `/v1`.
     """
 
     base_url: str
@@ -130,13 +130,13 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         if isinstance(reply, Stream):
             return _Streamed(reply, leaving)
         leaving.end()
-        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else {}  # what follows is not a request
+        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else {}  # the unread body is not a request
         if reply.status == 429:
             headers["Retry-After"] = "1"
         return Response(reply.content, reply.status, headers, reply.content_type)
 
     async def _reply(self, request: Any, leaving: "_Leaving") -> Reply | Stream:
-        """Answer a request: its key is looked at before its body is read, and the body is of limited size."""
+        """Answer a request; check its key before reading its body, whose size is limited."""
         from starlette.requests import ClientDisconnect
 
         most = self._settings.max_mb
@@ -169,7 +169,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
             answering.cancel()
 
     def _is_too_fast(self, session: Session) -> bool:
-        """Note a request of an episode; return whether it had too many before it."""
+        """Count a request of an episode; return whether it exceeds the rate."""
         if (rate := self._settings.rate) is None:
             return False
         now, times = time.monotonic(), self._asked.setdefault(session, deque())
@@ -182,7 +182,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
 
 
 async def _read_body(request: Any, most: int) -> bytes | None:
-    """Return the body of a request, None where it is too large; what was not read of it then stays with the client."""
+    """Return the body of a request, None if it is too large; then the rest stays unread."""
     body = bytearray()
     if int(request.headers.get("content-length", 0)) > most:
         return None
@@ -194,7 +194,7 @@ async def _read_body(request: Any, most: int) -> bytes | None:
 
 
 class _Leaving:
-    """Notices that a client has closed its connection, once its request is read."""
+    """A watch for the end of a client's connection after its request was read."""
 
     def __init__(self, request: Any) -> None:
         self._request = request
@@ -222,7 +222,7 @@ class _Leaving:
 
 
 class _Streamed:
-    """An ASGI application that sends a stream, and ends it when the client leaves."""
+    """An ASGI application that sends a stream, and stops when the client leaves."""
 
     def __init__(self, stream: Stream, leaving: _Leaving) -> None:
         self._stream, self._leaving = stream, leaving

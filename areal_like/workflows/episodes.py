@@ -1,7 +1,7 @@
 """Workflows written by users: `async def run(row, client)` for each episode, or `run(prompt, n, rollout)` for a group.
 
-An episode that fails gives trajectories without a reward, or none, is counted by its cause, and never ends the run;
-only a whole batch of which more than `episode.max_failed_share` fails does. See docs/workflows.md.
+A failed episode returns trajectories without a reward, or none. It is counted by its cause and never ends the run; the
+run ends only if more than `episode.max_failed_share` of a batch fails. See docs/workflows.md.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from areal_like.workflows.session import Limits, ParseTools, Session
 from areal_like.workflows.shared_turns import Shared, SharedTurns
 from areal_like.workflows.turn import Turn
 
-LIMITS = frozenset({"time limit", "limit of turns", "limit of tokens"})  # causes of an episode that was cut short
+LIMITS = frozenset({"time limit", "limit of turns", "limit of tokens"})  # causes of truncated episodes
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class EpisodeContext:
     pool: ServerPool
     tokenizer: Tokenizer
     score: Score
-    processes: UserProcesses | None  # None where no workflow is the user's
+    processes: UserProcesses | None  # None without a user's workflow
     outcomes: Outcomes
     limits: Limits
     timeout_s: float
     parse_tools: ParseTools | None
     sessions: OpenSessions
-    base_url: str | None  # where other processes reach them, if anywhere
+    base_url: str | None  # URL for other processes, if there is one
     prefill_once: bool
-    vocab_size: int | None = None  # of the model, where its files are here
-    grades: bool = False  # whether an episode that meets a limit is scored as a response is
+    vocab_size: int | None = None  # of the model, if its files are on this host
+    grades: bool = False  # whether an episode that reaches a limit is scored like a response
     sandbox: Recipe | None = None
-    call_starts: Sequence[str] | None = None  # texts that tool calls begin with, where they are known
+    call_starts: Sequence[str] | None = None  # texts that tool calls begin with, if known
     mcp_servers: Mapping[str, McpServerConfig] = field(default_factory=dict)
     number: int = field(default_factory=itertools.count().__next__)
 
@@ -65,7 +65,7 @@ class EpisodeContext:
 class UserWorkflow:
     """The workflow of a user's function; `per_group` is its form.
 
-    With `trained` false, as in evaluation, requests may name any temperature, and are sampled with `sampling`.
+    With `trained` false, as in evaluation, requests may name any temperature; `sampling` is used regardless.
     """
 
     function: Portable
@@ -75,7 +75,7 @@ class UserWorkflow:
     n_samples: int
     seed: int | None = None
     trained: bool = True
-    branch: BranchConfig | None = None  # where episodes leave each other, which share their first turns
+    branch: BranchConfig | None = None  # branching points of episodes that share their first turns
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
@@ -92,9 +92,9 @@ class UserWorkflow:
 
 
 class _Group:
-    """A group while it is played: its sessions, and what answers the workers that play it.
+    """A group during its episodes: its sessions, and the answers to the workers that run it.
 
-    An attempt that ended with its worker, by another episode's code, is forgotten when the next one begins.
+    If another episode's code ends a worker, the next attempt discards the data of the interrupted one.
     """
 
     def __init__(self, workflow: UserWorkflow, prompt: Prompt, group_id: int) -> None:
@@ -102,14 +102,14 @@ class _Group:
         self._home = asyncio.get_running_loop()
         self._made: list[Generated] = []
         self._orphaned = 0  # tokens of answers that no client has read
-        self._shared: SharedTurns | None = None  # where episodes share their first turns
-        # what depends on a seed alone must not depend on what the cache holds
+        self._shared: SharedTurns | None = None  # if episodes share their first turns
+        # seeded samples must not depend on the content of the cache
         once = self._context.prefill_once and workflow.seed is None
         self._prefills = Prefills(self._context.pool, group_id) if once else None
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
-        """Count what was generated for a group as cancelled where the run does not need it any more."""
+        """Count a group's tokens as cancelled if the run does not need the group any more."""
         try:
             yield
         except asyncio.CancelledError:
@@ -117,7 +117,7 @@ class _Group:
             raise
 
     def count_unused(self, trajectories: Sequence[Trajectory]) -> None:
-        """Count what was generated for the group and is in none of its trajectories."""
+        """Count tokens generated for the group that are in none of its trajectories."""
         unused = sum(len(each.response.tokens) for each in self._made) - self._orphaned - generated_in(trajectories)
         self._context.pool.set_aside("orphaned", self._orphaned)
         self._context.pool.set_aside("unused", unused)
@@ -143,7 +143,7 @@ class _Group:
 
         episodes = await asyncio.gather(*map(play, range(self._workflow.n_samples)))
         played = [each for each in episodes if each is not None]
-        numbers: dict[Turn, int] = {}  # what several share is trained on in the first of them that has a reward
+        numbers: dict[Turn, int] = {}  # shared turns are trained in the first episode with a reward
         trajectories: list[Trajectory] = []
         for number, sessions, reward in sorted(played, key=lambda each: each[2].value is None):
             trajectories += self._join(number, sessions, reward, numbers)
@@ -157,7 +157,7 @@ class _Group:
         return [replace(item, sample=number) for items in of_sessions for item in items]
 
     async def _play_episode(self, number: int, begins_with: Shared = ()) -> tuple[Sequence[Session], Reward]:
-        """Return the sessions and the reward of an episode, which begins with turns of another one."""
+        """Return the sessions and the reward of an episode, which starts with another episode's turns."""
         context, sessions, reward = self._context, list[Session](), Reward(None)
         with ExitStack() as keys:
 
@@ -183,7 +183,7 @@ class _Group:
         return sessions, reward
 
     async def _grade(self, error: EpisodeError, sessions: Sequence[Session]) -> Reward:
-        """Return the reward of an episode that failed: of its last answer if it met a limit, else a missing one."""
+        """Return the reward of a failed episode: its last answer's if it reached a limit, else a missing one."""
         context, read = self._context, [turn for session in sessions for turn in session.read]
         if not (context.grades and read and error.cause in LIMITS):
             context.outcomes.add(error.cause, str(error))
@@ -221,7 +221,7 @@ class _Group:
     async def _run(self, begin: Callable[[], Attempt], sessions: Sequence[Session]) -> Any:
         """Return the result of a user's coroutine; raise EpisodeError if it fails, or the servers' failure."""
         context = self._context
-        assert context.processes is not None  # for the type checker: a user's workflow has them
+        assert context.processes is not None  # for the type checker: a user's workflow has processes
         try:
             worked, *outcome = plain(await context.processes.call(begin, context.timeout_s))
         except TimeLimit:
@@ -247,9 +247,9 @@ class _Group:
         raise EpisodeError(f"limit of {exceeded}" if exceeded and cause == "raised" else cause, message)
 
     def _forget(self, number: int | None = None) -> None:
-        """Count what an earlier attempt has generated as cancelled."""
+        """Count the tokens of an earlier attempt as cancelled."""
         shared = () if self._shared is None or number is None else self._shared.given_by(number)
-        kept = [turn.tokens for _, turn in shared]  # which other episodes have begun with
+        kept = [turn.tokens for _, turn in shared]  # with which other episodes have started
         forgotten = [
             each for each in self._made if number in (None, each.session) and not any(map(each.begins_with, kept))
         ]
@@ -259,7 +259,7 @@ class _Group:
             self._home.call_soon_threadsafe(self._context.pool.cancel, old)
 
     async def _answer(self, method: str, question: bytes) -> bytes:
-        """Answer a worker: a request of a client, or what a sandbox has cost."""
+        """Answer a worker's question: a client's request, or the usage of a sandbox."""
         if method == "sandbox":
             self._home.call_soon_threadsafe(self._context.outcomes.add_sandbox, plain(question))
             return b""
@@ -267,7 +267,7 @@ class _Group:
         return pickle.dumps((reply.status, reply.content, reply.content_type))
 
     def _session(self, number: int) -> Session:
-        """Return session `number` on the server of its group, whose episodes share what they begin with."""
+        """Return session `number` on its group's server, because the group's episodes share their start."""
         context, workflow, home, requests = self._context, self._workflow, self._home, itertools.count()
 
         async def generate(
@@ -309,14 +309,14 @@ class _Group:
         return session
 
     def _seed(self, number: int, request: int) -> int | None:
-        """Return a seed for each request: of one seed, equal prompts would have equal responses."""
+        """Return a seed for each request: with one seed, equal prompts would have equal responses."""
         if self._workflow.seed is None:
             return None
         return int(np.random.SeedSequence([self._workflow.seed, self._id, number, request]).generate_state(1)[0])
 
 
 class _Answers:
-    """Answers what a group's `rollout` asks in one attempt; opens sessions and their keys on the way."""
+    """The answers to a group's `rollout` in one attempt; opens sessions and their keys as needed."""
 
     def __init__(self, group: _Group, sessions: list[Session], keys: ExitStack) -> None:
         self._group, self._sessions, self._keys = group, sessions, keys
@@ -359,7 +359,7 @@ class _Answers:
 
 
 def _check_turns(reward: Reward, answers: int) -> None:
-    """Raise EpisodeError if there are rewards of turns, but not one for each answer."""
+    """Raise EpisodeError if rewards of turns do not match the answers."""
     if reward.turns and len(reward.turns) != answers:
         problem = f"it returned {len(reward.turns)} rewards under 'turns' for {answers} answers"
         raise EpisodeError("not a reward", problem)
@@ -370,7 +370,7 @@ def _trajectories(
 ) -> list[Trajectory]:
     """Return the trajectories of a group with numeric rewards; raise EpisodeError.
 
-    Trajectories of one recorded client are one sample, as those of an episode are.
+    The trajectories of one recorded client are one sample, like those of an episode.
     """
     trajectories, max_tokens = [], context.limits.max_tokens
     samples: dict[Any, int] = {}
@@ -381,7 +381,7 @@ def _trajectories(
             raise EpisodeError("limit of tokens", problem)
         if not item.generated.any():
             raise EpisodeError("nothing generated", f"trajectory {number} has no generated token")
-        if item.generated[0]:  # no log-prob is known of it, and what follows would be trained on without its prompt
+        if item.generated[0]:  # its log-prob is unknown, and later tokens would be trained without their prompt
             problem = (
                 f"trajectory {number} begins with a generated token, not with the prompt that it was generated for"
             )
@@ -410,7 +410,7 @@ def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Traje
         ValueError,
         OverflowError,
         RuntimeError,
-    ) as error:  # the last is torch's, of what needs gradients
+    ) as error:  # torch raises the last for tensors that need gradients
         raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
     item = replace(item, nodes=())
     shapes = tokens.shape, logprobs.shape, versions.shape

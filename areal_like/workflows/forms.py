@@ -18,7 +18,7 @@ class WorkflowError(Exception):
 
 
 def level_of(function: Any) -> Level:
-    """Return which of the forms a user's function has; the number of its parameters decides. Raises WorkflowError."""
+    """Return the form of a user's function by its number of parameters. Raises WorkflowError."""
     wanted = " or ".join(f"`async def run({', '.join(names)})`" for names in FORMS.values())
     if not callable(function):
         raise WorkflowError(f"it is {type(function).__name__}, not a function: write {wanted}")

@@ -1,6 +1,6 @@
 """The argument of a workflow of a whole group: `async def run(prompt, n, rollout) -> list[Trajectory]`.
 
-It is in the worker process that plays the group, and asks the main process for everything that is recorded.
+It lives in the worker process that runs the group, and requests everything recorded from the main process.
 """
 
 import pickle
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A `client` and the trajectories of what it was asked; turns that continue each other are one trajectory."""
+    """A `client` and the trajectories of its requests; turns that continue each other are one trajectory."""
 
     client: "AsyncOpenAI"
     _ask_now: AskNow
 
     def trajectories(self, reward: float | Reward | None) -> list[Trajectory]:
-        """Return what was generated so far, all with this reward; None if it is missing."""
+        """Return the trajectories so far, all with this reward; None means a missing reward."""
         worth = reward if isinstance(reward, Reward) else Reward(reward)
         found: list[Trajectory] = pickle.loads(self._ask_now("trajectories", self.client.api_key.encode()))  # noqa: S301
         return [replace(item, reward=worth.value, reward_parts=worth.parts) for item in found]
@@ -41,7 +41,7 @@ class Recorded:
 class Rollout:
     """The servers, the reward and the tokenizer of the run, for one group.
 
-    `sampling` is the run's, `version` that of the weights that the servers held when the group began.
+    `sampling` is the run's; `version` is the version of the servers' weights when the group started.
     """
 
     prompt: Prompt
@@ -52,7 +52,7 @@ class Rollout:
     _ask: Ask
     _ask_now: AskNow
     _client: Callable[[str], "AsyncOpenAI"]
-    _vocab_size: int | None = None  # of the model, where its files are here
+    _vocab_size: int | None = None  # of the model, if its files are on this host
     _sandbox: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     _tools: Tools | None = None
 
@@ -63,9 +63,8 @@ class Rollout:
     async def sample(self, tokens: Sequence[int] | Ints, max_new_tokens: int | None = None) -> Response:
         """Generate one response to a prompt of token ids, at most as long as the run's (`gconfig.max_new_tokens`).
 
-        With the prompt it has at most `episode.max_tokens`; a prompt that leaves no room for it fails the group.
-        Requests of one group go to one server, which keeps the prefixes that they share. Raises ValueError for tokens
-        that the model does not have, and for none.
+        Prompt and response have at most `episode.max_tokens`; a longer prompt fails the group. Requests of one group go
+        to one server, which caches their shared prefixes. Raises ValueError for unknown tokens and for an empty prompt.
         """
         ids = np.asarray(tokens, np.int32)
         if not len(ids) or ids.min() < 0 or ids.max() >= (self._vocab_size or np.inf):
@@ -74,9 +73,9 @@ class Rollout:
         return await self._ask_pickled("sample", (ids, max_new_tokens))
 
     def trajectory(self, parts: Sequence[Part], reward: float | Reward | None) -> Trajectory:
-        """Join what was generated (a Response) and what was not (token ids: prompts, tool output), in order.
+        """Join generated parts (a Response) and other parts (token ids: prompts, tool output), in order.
 
-        Only what was generated is trained on. Raises ValueError where there is nothing of it.
+        Only generated tokens are trained on. Raises ValueError if there are none.
         """
         kept = [part for part in parts if not isinstance(part, Response) or len(part.tokens)]
         if not any(isinstance(part, Response) for part in kept):
@@ -88,8 +87,8 @@ class Rollout:
     ) -> Trajectory:
         """Return a response of the dataset as a trajectory, for `algorithm: sft` and `dpo`; both are token ids.
 
-        It is trained on as if the present weights had generated it. Its log-probs are unknown, thus nan, and a
-        loss that reads them is too. Raises ValueError for an empty response.
+        It is trained on as if the current weights had generated it. Its log-probs are unknown (nan), so a loss that
+        reads them is nan, too. Raises ValueError for an empty response.
         """
         tokens = np.array([*prompt, *response], np.int32)
         known = Response(tokens[len(prompt) :], np.full(len(response), np.nan, np.float32))
@@ -100,7 +99,7 @@ class Rollout:
     given = wrap_response  # its name before
 
     def sandbox(self) -> AbstractAsyncContextManager[Any]:
-        """Return a context with a Sandbox of its own, which ends with it.
+        """Return a context manager with a Sandbox that ends with the context.
 
         Raises ValueError without `episode.sandbox`.
         """
@@ -117,7 +116,7 @@ class Rollout:
 
     @asynccontextmanager
     async def record(self) -> AsyncIterator[Recorded]:
-        """Open an `openai.AsyncOpenAI` client on the run's servers that records, with limits of its own."""
+        """Open a recording `openai.AsyncOpenAI` client on the run's servers, with limits of its own."""
         key = (await self._ask("record", b"")).decode()
         yield Recorded(self._client(key), self._ask_now)
 

@@ -1,4 +1,4 @@
-"""Images in the requests of agents: the parts that the three APIs have for them, as a part of OpenAI's messages."""
+"""Images in the requests of agents: conversion of the three APIs' image parts to OpenAI's messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ type _DataUrl = Annotated[str, AfterValidator(_check_image)]
 
 
 class _Image(BaseModel, ABC):
-    """An image, which is refused where the model takes text only; the servers would fail of one that is damaged."""
+    """An image; rejected for text-only models, and if it is damaged, on which the servers would fail."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,7 +95,7 @@ def _check_source(source: _Source) -> _Source:
 
 
 def content_of(parts: list[Any]) -> str | list[Mapping[str, Any]]:
-    """Return the content of a message in OpenAI's form: text, or parts where there are images."""
+    """Return the content of a message in OpenAI's form: text, or parts if it has images."""
     if not any(isinstance(part, _Image) for part in parts):
         return "".join(part.text for part in parts)
     return [

@@ -1,4 +1,4 @@
-"""Joins generated and given tokens, in order, to one trajectory."""
+"""Joins generated and other tokens, in order, to one trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,18 +14,18 @@ type Part = Response | Sequence[int] | Ints
 
 
 def as_response(tokens: Sequence[int] | Ints) -> Response:
-    """Return token ids that no model generated, as a part that several trajectories begin with."""
+    """Return token ids that no model generated, as a shared start of several trajectories."""
     ids = np.asarray(tokens, np.int32)
     return Response(ids, np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32))
 
 
 def not_trained(response: Response) -> Response:
-    """Return a response as tokens that another trajectory is trained on; its routes are those of these tokens."""
+    """Return a response as tokens that another trajectory trains; it keeps the tokens' routes."""
     return replace(as_response(response.tokens), routes=response.routes)
 
 
 def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
-    """Return the parts back to back, with at least one Response among them; the last one has the reason of the end."""
+    """Concatenate the parts, at least one of which is a Response; the last Response has the finish reason."""
     wholes = [part if isinstance(part, Response) else as_response(part) for part in parts]
     last = next(part for part in reversed(parts) if isinstance(part, Response))
     return Trajectory(
@@ -46,14 +46,14 @@ def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Rew
 
 
 def join_temperatures(parts: Sequence[tuple[int, float]]) -> Floats | None:
-    """Return the temperatures of parts, each with its number of tokens, per token; None where all are the run's."""
+    """Return the temperature of each token from (tokens, temperature) of parts; None if all are the run's."""
     if not any(temperature for _, temperature in parts):
         return None
     return np.repeat(np.array([temperature for _, temperature in parts], np.float32), [tokens for tokens, _ in parts])
 
 
 def _join_routes(parts: Sequence[Response]) -> Routes | None:
-    """Return the routes of parts back to back: a response has those of the tokens before it too, unless known."""
+    """Concatenate the routes of parts; a response also has the routes of earlier tokens, unless they are known."""
     rows = [part.routes for part in parts if part.routes is not None]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""The workflow that a run's configuration asks for."""
+"""The workflow of a run's configuration."""
 
 import asyncio
 import pickle
@@ -30,14 +30,14 @@ from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Refused
 
 PARSING_TIMEOUT_S = 60.0
-MOST_PARSERS = 2  # servers that are asked to read a text
+MOST_PARSERS = 2  # servers tried for parsing a text
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
-    """Makes the workflows of one run, for training and for evaluation; `say` receives messages for the user.
+    """A factory of a run's workflows for training and evaluation; `say` receives messages for the user.
 
-    `vocab_size` is the model's, None where it is not known. `processes` play workflows of the user's; without them they
-    are started with the first use as a context.
+    `vocab_size` is the model's, None if unknown. `processes` run the user's workflows; by default they start with the
+    first use as a context.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         await self._open.aclose()
 
     def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
-        """Return the run's workflow with `n_samples` episodes for each prompt; with a `seed` they depend on it."""
+        """Return the run's workflow with `n_samples` episodes per prompt, which depend on `seed` if it is set."""
         return self._make(self._config.workflow or SINGLE_TURN, self._context, sampling, n_samples, seed)
 
     def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
-        """Return the workflow of an evaluation set: requests may name any temperature, as nothing is trained on."""
+        """Return the workflow of an evaluation set; requests may name any temperature, because nothing is trained."""
         limits = replace(self._context.limits, max_tokens=self._config.longest_generated)
         return self._make(workflow, replace(self._context, limits=limits), sampling, n_samples, None, trained=False)
 
@@ -118,7 +118,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
         )
 
     def counts(self) -> dict[str, float]:
-        """See Outcomes; empty where the workflow is the built-in one."""
+        """Return the counts of Outcomes; empty for the built-in workflow."""
         return self._context.outcomes.counts()
 
 
@@ -129,29 +129,29 @@ def _limits(config: RunConfig) -> Limits:
 
 
 def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:
-    """Return the processes that play the run's own workflows, whose output goes to `log`."""
+    """Return the processes that run the user's workflows; their output goes to `log`."""
     episode = config.episode
     functions = [Portable.pack(reference) for reference in config.workflows.values()]
-    blocked_s = min(episode.blocked_s, episode.timeout_s)  # while a loop stands still, the time of no episode passes
+    blocked_s = min(episode.blocked_s, episode.timeout_s)  # a blocked loop does not consume the time of its episodes
     limits = ProcessLimits(episode.workers, episode.loops, blocked_s, episode.memory_mb)
     return UserProcesses(ENTRY, pickle.dumps(functions), limits, say, log)
 
 
 def _import_libraries() -> None:
-    """Import libraries that sessions would import with their first turn, which takes a second."""
+    """Import libraries that sessions need at their first turn, which takes a second."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _ = render_jinja_template
 
 
 def _parser(pool: ServerPool, name: str) -> ParseTools:
-    """Return SGLang's parser of a model family's tool calls; it runs in a server, as its import takes torch."""
+    """Return SGLang's parser of a model family's tool calls; it runs in a server, because it imports torch."""
 
     async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
         for server in pool.servers[:MOST_PARSERS]:
             try:
                 remaining, found = await server.parse_tools(text, tools, name, PARSING_TIMEOUT_S)
-            except Unavailable:  # it is down, or its parser fails of this text
+            except Unavailable:  # the server is down, or its parser fails on this text
                 continue
             except ServerError as error:
                 raise Refused(f"tools: the server cannot parse tool calls: {error}", "tools") from error

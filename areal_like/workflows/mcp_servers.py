@@ -1,7 +1,7 @@
-"""Tools of MCP servers, as a workflow calls them: `async def run(row, client, tools)`.
+"""Tools of MCP servers for workflows: `async def run(row, client, tools)`.
 
-Each event loop of a worker process starts a server with the first episode that needs it, and shares it with those that
-follow. A server in which a call has met its time limit is replaced for later calls.
+Each event loop of a worker process starts a server for the first episode that needs it, and shares it with later ones.
+A server in which a call has reached its time limit is replaced for later calls.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _BETWEEN = "__"  # a server's name and a tool's
 
 
 class McpError(Exception):
-    """An MCP server does not start, or has ended; the message has the reason."""
+    """An MCP server failed to start or has ended; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ToolResult:
 
 
 class _Connection:
-    """One running server. A task of its own holds it open: it must be closed by the task that has opened it."""
+    """One running server, held open by a task of its own, because the opening task must close it."""
 
     def __init__(self, name: str, settings: McpServerConfig) -> None:
         loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ class _Connection:
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
-        """Keep it open while the body runs."""
+        """Keep the server open while the body runs."""
         self._calls += 1
         try:
             yield
@@ -60,7 +60,7 @@ class _Connection:
             self._close_if_unused()
 
     def retire(self) -> None:
-        """Close it as soon as no call runs."""
+        """Close the server as soon as no call runs."""
         self._is_retired = True
         self._close_if_unused()
 
@@ -108,7 +108,7 @@ class Servers:
         connection.retire()
 
     async def close(self) -> None:
-        """End the servers of this event loop."""
+        """Stop the servers of this event loop."""
         loop = asyncio.get_running_loop()
         own = [self._open.pop(key) for key in list(self._open) if key[0] is loop]
         for connection in own:
@@ -123,15 +123,15 @@ class Tools:
         self._servers, self._settings = servers, settings
 
     async def list(self) -> list[dict[str, Any]]:
-        """Return the tools as a chat completion has them. Raises McpError if a server does not start."""
+        """Return the tools in the format of chat completions. Raises McpError if a server does not start."""
         connections = [(name, self._servers.find(name, settings)) for name, settings in self._settings.items()]
         return [_as_function(name, tool) for name, each in connections for tool in (await each.wait())[1]]
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool; the arguments may be those of a model's call, as JSON.
 
-        A call that fails by what the model wrote, within the tool, or at its time limit has a result with the reason.
-        Raises McpError if the server does not start, or has ended.
+        A call that fails because of the model's arguments, in the tool or at its time limit returns the reason as
+        result. Raises McpError if the server does not start, or has ended.
         """
         server, _, tool = name.partition(_BETWEEN)
         if server not in self._settings:
@@ -173,7 +173,7 @@ def takes_tools(function: Any) -> bool:
 
 
 async def probe(servers: Mapping[str, McpServerConfig]) -> None:
-    """Start every server, list its tools, and end it. Raises McpError."""
+    """Start every server, list its tools, and stop it. Raises McpError."""
     own = Servers()
     try:
         await Tools(own, servers).list()
@@ -182,7 +182,7 @@ async def probe(servers: Mapping[str, McpServerConfig]) -> None:
 
 
 def _client(settings: McpServerConfig) -> Any:
-    """Return a client of `mcp`, which is not connected yet. Raises McpError without the package."""
+    """Return a `mcp` client that is not connected yet. Raises McpError if the package is missing."""
     try:
         from mcp import Client, StdioServerParameters
     except ImportError as error:
@@ -208,13 +208,13 @@ def _as_function(server: str, tool: Any) -> dict[str, Any]:
 
 
 def _as_text(result: Any) -> ToolResult:
-    """Return a result's text; for a model that reads only text, other content is named by its type."""
+    """Return a result's text; other content is replaced by its type, because the model reads only text."""
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in result.content]
     return ToolResult("\n".join(parts), result.is_error)
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error, the first one of a group."""
+    """Return the message of an error; of an exception group, the first one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{error}" if isinstance(error, McpError | TimeoutError) else f"{type(error).__name__}: {error}"

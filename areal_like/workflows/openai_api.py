@@ -1,6 +1,6 @@
-"""The APIs of episodes: requests of OpenAI's and Anthropic's clients, as far as their answers can be trained on.
+"""The APIs of episodes: requests of OpenAI's and Anthropic's clients whose answers can be trained on.
 
-One function answers a request, whichever way it came. Requests that cannot be trained on are refused by name.
+One function answers a request, however it arrives. Other requests are rejected with the name of the field.
 """
 
 import secrets
@@ -25,10 +25,10 @@ from areal_like.workflows.turn import Turn
 
 
 class Api(Dialect, Protocol):
-    """Answer to a request in the words of its API, whole or as events."""
+    """Answers in the format of an API, whole or as events."""
 
     def whole(self, turn: Turn) -> dict[str, Any]:
-        """Return the answer that a turn is."""
+        """Return a turn as an answer."""
         ...
 
 
@@ -38,7 +38,7 @@ type MakeApi = Callable[[Session, Mapping[str, Any], int], Api]
 
 
 class OpenSessions:
-    """The episodes that requests may come from, each known by an API key of its own, which ends with it."""
+    """The open episodes, each identified by an API key, which is valid until the episode ends."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Session] = {}
@@ -54,7 +54,7 @@ class OpenSessions:
             self.close(key)
 
     def close(self, key: str) -> None:
-        """End what a session still waits for; its key is not good any more."""
+        """Abort a session's pending requests and invalidate its key."""
         if (session := self._by_key.pop(key, None)) is not None:
             session.attempts.abort()
 
@@ -63,7 +63,7 @@ class OpenSessions:
         return self._by_key.get(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Answer one HTTP request when the answer is complete; see `answer`."""
+        """Answer one HTTP request once the answer is complete; see `answer`."""
         return await _whole(await self.respond(method, path, headers, body))
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | Stream:
@@ -74,14 +74,14 @@ class OpenSessions:
 
 
 async def answer(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply:
-    """Answer one HTTP request of an episode when the answer is complete, streams included."""
+    """Answer one HTTP request of an episode once the answer is complete, even for a stream."""
     return await _whole(await respond(session, method, path, body, sent))
 
 
 async def respond(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply | Stream:
     """Answer one HTTP request of an episode; a Stream has its first token, and the caller closes it.
 
-    Raises nothing: the session keeps what a server fails of.
+    Raises nothing; the session stores a server's failure.
     """
     if method == "GET" and path.endswith("/models"):
         return json_reply(200, {"object": "list", "data": [*map(_model, _names(session.limits.models))]})
@@ -134,7 +134,7 @@ def _check_model(name: Any, models: Sequence[str]) -> None:
 
 
 def _names(models: Sequence[str]) -> list[str]:
-    """Return the names without those that stand for several."""
+    """Return the names without patterns."""
     return [name for name in models if "*" not in name] or [MODEL]
 
 

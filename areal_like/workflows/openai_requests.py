@@ -1,6 +1,6 @@
 """The fields of a chat completion's request (https://platform.openai.com/docs/api-reference/chat/create).
 
-Fields that are not listed here are refused by name, and so are values that would shift the distribution of tokens.
+Fields that are not listed here are rejected by name, and so are values that would change the distribution of tokens.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _OF_THE_REQUEST = {
 
 
 def _only(wanted: Any, why: str) -> AfterValidator:
-    """Return the validator of a field that may have one value alone."""
+    """Return the validator of a field with only one allowed value."""
 
     def check(value: Any) -> Any:
         if value not in (None, wanted):
@@ -100,7 +100,7 @@ def _as_blocks(given: Any) -> Any:
     return [{"type": "text", "text": given}] if isinstance(given, str) else given
 
 
-BLOCKS = BeforeValidator(_as_blocks)  # a text stands for one block of it
+BLOCKS = BeforeValidator(_as_blocks)  # a text means one text block
 type Texts = Annotated[list[Text], BLOCKS]
 
 
@@ -149,7 +149,7 @@ _Stop = Annotated[str, Field(min_length=1)]
 
 
 class Unread(BaseModel, extra="forbid"):
-    """Fields of a request that change nothing in the answer."""
+    """Fields of a request that do not affect the answer."""
 
     model: Any = None
     user: Any = None
@@ -186,7 +186,7 @@ class _Fields(Unread):
 
 
 def read_request(fields: Mapping[str, Any], session: Session) -> Request:
-    """Return the request that a body describes; raise Refused for what cannot be trained on or is not understood."""
+    """Return the request of a body; raise Refused for untrainable or unknown fields."""
     asked = check_fields(_Fields, {name: value for name, value in fields.items() if value is not None}, session)
     tools = None if asked.tool_choice == "none" else fields.get("tools") or None
     messages = [_message(*pair) for pair in zip(fields["messages"], asked.messages, strict=True)]
@@ -210,7 +210,7 @@ def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], sessio
     if kind == "literal_error" and context["expected"] == "'text'":
         where = where.removesuffix(".type")
         raise Refused(f"{where} is {problem['input']}: {TEXT_ALONE}", where)
-    if kind == "value_error" and str(context["error"]) == TEXT_ALONE:  # of an image, whose type is the last part
+    if kind == "value_error" and str(context["error"]) == TEXT_ALONE:  # for an image, whose type is the last part
         where, _, tag = where.rpartition(".")
         raise Refused(f"{where} is {tag}: {TEXT_ALONE}", where)
     if kind == "value_error":
@@ -224,7 +224,7 @@ def _spell(place: Any) -> str:
 
 
 def _message(given: Mapping[str, Any], asked: _Message) -> Message:
-    """Return a message for chat templates, the arguments of its tool calls as objects."""
+    """Return a message for chat templates, with the arguments of its tool calls as objects."""
     kept = {name: value for name, value in given.items() if value is not None}
     kept["role"] = "system" if asked.role == "developer" else asked.role
     kept["content"] = content_of(asked.content or [])

@@ -1,4 +1,4 @@
-"""How the episodes of a run end: counted by cause, and too many failures are the run's."""
+"""Counts of a run's episodes by outcome, with a limit on failures."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Outcomes:
         self._sandboxes: Counter[str] = Counter()
 
     def add(self, cause: str | None, message: str = "", episodes: int = 1) -> None:
-        """Count episodes that ended in the same way, None for well; the first failure of a kind is reported."""
+        """Count episodes with the same outcome, None for success; the first failure of each cause is reported."""
         self._last.extend([cause] * episodes)
         self._counts[cause or "done"] += episodes
         if cause is None:
@@ -46,26 +46,26 @@ class Outcomes:
             raise EpisodesFailed(causes.total(), len(self._last), causes, message)
 
     def add_graded(self, limit: str) -> None:
-        """Count an episode that met a limit and was graded."""
+        """Count an episode that reached a limit and was graded."""
         self._last.append(None)
         self._counts[f"graded {limit}"] += 1
 
     def add_turns(self, session: Session) -> None:
-        """Count how the prompts of an episode's turns relate to those before, and what came of the other requests."""
+        """Count an episode's turns by continuity, and its orphaned, aborted and repeated requests."""
         self._turns.update({str(continuity): n for continuity, n in session.continuities.items()})
         others = {"orphaned": len(session.orphans), "aborted": session.attempts.aborted, "repeated": session.repeated}
         self._turns.update({name: n for name, n in others.items() if n})
 
     def add_sandbox(self, usage: Mapping[str, float]) -> None:
-        """Count what an episode has done in its sandbox; see Sandbox.usage."""
+        """Count an episode's usage of its sandbox; see Sandbox.usage."""
         self._sandboxes.update(usage)
 
     def counts(self) -> dict[str, float]:
         """Return counts since the last call: `episodes/done` or `episodes/CAUSE` of failure, and `turns/CONTINUITY`.
 
-        Among the turns also `orphaned`, whose answers nobody read, and requests that were `aborted` because the client
-        left, or `repeated`, which got the answer of an earlier attempt. `sandbox/...` counts the starts of sandboxes
-        and their commands; seconds are a mean per start.
+        The turns also include `orphaned`, whose answers no client read, and requests that were `aborted` because the
+        client left, or `repeated`, which got an earlier attempt's answer. `sandbox/...` counts the starts of sandboxes
+        and their commands; seconds are means per start.
         """
         episodes = {f"episodes/{cause.replace(' ', '_')}": float(n) for cause, n in self._counts.items()}
         turns = {f"turns/{kind}": float(n) for kind, n in self._turns.items()}

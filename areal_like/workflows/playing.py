@@ -1,6 +1,6 @@
-"""Calls in a worker process: it plays an episode or a group with the user's function.
+"""Calls in a worker process, which runs an episode or a group with the user's function.
 
-The functions `request_of_...` make a call in the main process; `player` plays it in a worker.
+`pack_call` packs a call in the main process; `player` runs it in a worker.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ ENTRY = f"{__name__}:player"
 
 @dataclass(frozen=True)
 class Episode:
-    """A call of `run(row, client)`; `key` is the session's, `base_url` where other processes reach it."""
+    """A call of `run(row, client)`; `key` is the session's, `base_url` is the URL for other processes."""
 
     function: Portable
     row: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Group:
-    """A call of `run(prompt, n, rollout)`; `tokenizer` names the run's, which a worker is given once."""
+    """A call of `run(prompt, n, rollout)`; `tokenizer` names the run's, which each worker receives once."""
 
     function: Portable
     prompt: Prompt
@@ -65,7 +65,7 @@ class Group:
 
 
 def pack_call(request: Episode | Group) -> bytes:
-    """Return a call as bytes; a row's values of the user's own classes travel by value."""
+    """Return a call as bytes; instances of user classes in a row are sent by value."""
     try:
         return pickle.dumps(request)
     except (pickle.PicklingError, TypeError, AttributeError):
@@ -75,21 +75,21 @@ def pack_call(request: Episode | Group) -> bytes:
 
 
 def player(functions: bytes) -> Handler:
-    """Return what plays calls in this process, with these functions loaded; see `runtime.worker.Settings.entry`."""
-    from openai.resources.chat import AsyncCompletions  # with its first request a client imports them for a second
+    """Return the handler of calls in this process, with these functions loaded; see `runtime.worker.Settings.entry`."""
+    from openai.resources.chat import AsyncCompletions  # otherwise a client's first request imports them, for a second
     from openai.types.chat import ChatCompletion
 
     _ = AsyncCompletions, ChatCompletion
     playing = _Player()
     asyncio.run(playing.clients(None).warm_up())
     for function in pickle.loads(functions):  # noqa: S301  # of the main process
-        with suppress(UserCodeError):  # which each of its calls says
+        with suppress(UserCodeError):  # each call of the function reports it
             function.load()
     return playing
 
 
 class _Player:
-    """Plays calls, with what they have in common: clients, and the tokenizer."""
+    """A handler of calls, with their shared clients and tokenizer."""
 
     def __init__(self) -> None:
         self._loading = threading.Lock()
@@ -100,11 +100,11 @@ class _Player:
         self._servers = Servers()
 
     async def __call__(self, body: bytes, ask: Ask, ask_now: AskNow) -> bytes:
-        """See Handler. What it gives is the outcome, or cause and message of a failure."""
+        """Return the outcome of a call, or the cause and message of a failure; see Handler."""
         file = ""
         try:
             request: Episode | Group = pickle.loads(body)  # noqa: S301  # of the main process
-            with self._loading:  # two loops would run its module twice
+            with self._loading:  # otherwise two loops would run its module twice
                 function = request.function.load()
             file = getattr(getattr(function, "__code__", None), "co_filename", "")
             play = self._group if isinstance(request, Group) else self._episode
@@ -142,7 +142,7 @@ class _Player:
 
     @asynccontextmanager
     async def _sandbox(self, recipe: Recipe, ask: Ask) -> AsyncIterator[Sandbox]:
-        """Yield a sandbox that ends with the block; its use is reported."""
+        """Yield a sandbox that ends with the block; report its usage."""
         sandbox = Sandbox(self._pools.find(recipe), recipe.settings)
         try:
             yield sandbox
@@ -198,7 +198,7 @@ def _arrays(number: int, item: Trajectory) -> Trajectory:
     try:
         tokens, logprobs, versions = map(np.asarray, (item.tokens, item.logprobs, item.versions))
         parts = {str(name): float(part) for name, part in {**dict(item.reward_parts), **worth.parts}.items()}
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # the last is torch's
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch raises the last
         raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
     ending = str(item.finish_reason)
     return Trajectory(0, 0, tokens, logprobs, versions, ending, worth.value, parts)  # type: ignore[arg-type]

@@ -11,16 +11,16 @@ from areal_like.rollout.pool import LONG_PROMPT, Sampling, ServerPool
 
 
 class Prefills:
-    """Has a server cache what the episodes of one group begin with: arriving together, each would prefill it."""
+    """Caches the shared start of a group's episodes on a server; concurrent episodes would each prefill it."""
 
     def __init__(self, pool: ServerPool, group_id: int) -> None:
         self._pool, self._group_id = pool, group_id
         self._begun: dict[bytes, asyncio.Task[None]] = {}
 
     async def cache(self, tokens: Sequence[int], sampling: Sampling, images: Images = ()) -> None:
-        """Return when these tokens are cached; they are sent once, for one token that is not needed.
+        """Wait until the server has cached these tokens; send them once, in a request for one unused token.
 
-        At once where they are so few that to wait would cost more (LONG_PROMPT).
+        Return immediately for short prompts, for which waiting would cost more (LONG_PROMPT).
         """
         if len(tokens) < LONG_PROMPT:
             return

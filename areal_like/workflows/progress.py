@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 class Progress:
-    """Tokens so far, and the number of those in the prompt; made in the event loop that reads them."""
+    """The tokens so far, and the number of prompt tokens; created in the event loop that reads them."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0

@@ -1,4 +1,4 @@
-"""Compares the trajectories of a group workflow with what the servers generated for that group."""
+"""Comparison of a group workflow's trajectories with the servers' responses for the group."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from areal_like.workflows.joining import join_temperatures
 
 
 class NotGenerated(Exception):
-    """A trajectory has generated tokens that are not those of a response, or a response occurs twice."""
+    """A trajectory's generated tokens do not match a response, or a response occurs twice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,15 +25,16 @@ class Generated:
     response: Response
 
     def begins_with(self, tokens: Ints) -> bool:
-        """Return whether prompt and response begin with some tokens, as of a turn that was cut at a stop text."""
+        """Return whether prompt and response start with these tokens, for example of a turn cut at a stop text."""
         return np.array_equal(np.concatenate([self.prompt, self.response.tokens])[: len(tokens)], tokens)
 
 
 @dataclass(eq=False)
 class Responses:
-    """The responses that the servers generated for one group; each may be trained on once.
+    """The servers' responses for one group; each may be trained on once.
 
-    `version` is the weights' version when the group began. Tokens from a dataset, which have no log-probs, get it.
+    `version` is the weights' version at the start of the group, also for tokens from a dataset, which have no
+    log-probs.
     """
 
     made: Sequence[Generated]
@@ -50,7 +51,7 @@ class Responses:
     def claim(self, item: Trajectory) -> tuple[Trajectory, int | None]:
         """Return a trajectory with the servers' versions, and the session of its first response, None without one.
 
-        What the servers returned per token beside log-probs never was in the process of the user's code; it is added.
+        Adds per-token data of the servers other than log-probs, which the user's process never had.
 
         Raises NotGenerated.
         """
@@ -64,7 +65,7 @@ class Responses:
         return replace(item, versions=versions, routes=routes, kept=kept, temperatures=temperatures), owner
 
     def _claim(self, item: Trajectory, start: int, end: int) -> Iterator[tuple[int, int, Response]]:
-        """Yield where each response begins that a run of generated tokens consists of, its session, and it, as cut."""
+        """Yield start, session and (possibly cut) response for each response in a run of generated tokens."""
         while start < end:
             same = [each for each in self._unused[int(item.tokens[start])] if _begins(item, start, end, each.response)]
             if not same:
@@ -77,10 +78,10 @@ class Responses:
             start += len(whole.tokens)
 
     def _find_routes(self, claimed: Sequence[tuple[int, int, Response]], tokens: Ints) -> Routes | None:
-        """Return the rows of a trajectory's tokens.
+        """Return the route rows of a trajectory's tokens.
 
-        A later turn has those of its new tokens alone. Where it continues a turn that another trajectory is trained
-        on, the rows before are those of that turn and the ones before it.
+        A later turn has rows only for its new tokens. If it continues a turn that another trajectory trains, the
+        earlier rows come from that turn and its predecessors.
         """
         rows = [response.routes for _, _, response in claimed if response.routes is not None]
         if not rows:
@@ -142,7 +143,7 @@ def _find_kept(parts: Sequence[tuple[int, Response]], tokens: int) -> KeptIds | 
 
 
 def _begins(item: Trajectory, start: int, end: int, response: Response) -> bool:
-    """Return whether a response lies at `start`; one that was cut, as by a stop text, ends its run."""
+    """Return whether a response starts at `start`; a cut response, for example at a stop text, ends its run."""
     size = min(len(response.tokens), end - start)
     pairs = (
         (item.tokens, response.tokens),

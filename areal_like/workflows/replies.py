@@ -7,8 +7,8 @@ import orjson
 
 from areal_like.workflows.turn import Turn
 
-MODEL = "policy"  # the name of the model for clients that do not choose one
-# The terms of Anthropic, by which its clients tell errors of a stream apart; clients of OpenAI read status and code.
+MODEL = "policy"  # the model's name for clients that do not set one
+# Anthropic's error types, which its clients use for errors in streams; OpenAI's clients read status and code.
 _KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -19,7 +19,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Reply:
-    """An HTTP response, and the turn that it has the answer of."""
+    """An HTTP response, and the turn that it answers, if any."""
 
     status: int
     content: bytes
@@ -27,13 +27,13 @@ class Reply:
     turn: Turn | None = None
 
     def note_delivery(self, is_sent: bool) -> None:
-        """Note whether a client was there when this was sent; one of several that wait for a turn is enough."""
+        """Record whether a client received this; one of several waiting clients is enough."""
         if self.turn is not None:
             self.turn.delivered = is_sent or bool(self.turn.delivered)
 
 
 def json_reply(status: int, content: dict[str, Any], turn: Turn | None = None) -> Reply:
-    """Return a response of JSON, which may be the answer of a turn."""
+    """Return a JSON response, possibly the answer of a turn."""
     return Reply(status, orjson.dumps(content), turn=turn)
 
 

@@ -16,7 +16,7 @@ from areal_like.workflows.replies import MODEL
 from areal_like.workflows.session import Refused, Session
 from areal_like.workflows.turn import Turn
 
-_ANSWER = re.compile(r"resp_(\d+)(i?)")  # the number of the request; `i` where its first message is its instructions
+_ANSWER = re.compile(r"resp_(\d+)(i?)")  # the number of the request; `i` if its first message is its instructions
 _ITEM = re.compile(r"(?:msg|fc)_(\d+)(?:_\d+)?")
 
 
@@ -74,7 +74,7 @@ class _Tool(BaseModel):
 
 
 class _Asked(Unread):
-    """A request; fields that chat completions have too are only passed on."""
+    """A request; fields shared with chat completions are passed on unchanged."""
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)]
     instructions: str | None = None
@@ -83,7 +83,7 @@ class _Asked(Unread):
     max_output_tokens: Count = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None  # of which there is none
+    include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is no such content
     text: dict[str, Any] | None = None
     tool_choice: Any = None
     temperature: Any = None
@@ -93,7 +93,7 @@ class _Asked(Unread):
     stream: Any = None
     parallel_tool_calls: Any = None
     chat_template_kwargs: Any = None
-    # these two change nothing in the answer
+    # these two do not affect the answer
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
 
@@ -105,7 +105,7 @@ _SAME = (
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
-    """Return the fields of the same request as a chat completion; raises Refused for what has no counterpart."""
+    """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
     if fields.get("reasoning"):
         raise Refused("reasoning: the chat template decides whether a model thinks; leave it out", "reasoning")
     asked = check_fields(_Asked, {name: value for name, value in fields.items() if value is not None}, session)
@@ -147,7 +147,7 @@ class OpenAIResponse:
             "truncation": "disabled",
             **{name: getattr(session.sampling, name) if value is None else value for name, value in own.items()},
         }
-        self._shown: list[str] | None = None  # the text of the message that was begun
+        self._shown: list[str] | None = None  # the text of the started message
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the response of a turn."""
@@ -265,7 +265,7 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _earlier(name: str, session: Session) -> list[Mapping[str, Any]]:
-    """Return the conversation up to an answer of the episode, without its instructions: each request has its own."""
+    """Return the conversation up to an answer of the episode, without instructions, which each request sets anew."""
     found = _ANSWER.fullmatch(name)
     turn = session.attempts.answer(int(found[1])) if found else None
     if found is None or turn is None:
@@ -301,7 +301,7 @@ def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
 
 
 def _number(item: _Item) -> str | None:
-    """Return the number of the answer that an item was part of, where its id names one."""
+    """Return the number of an item's answer, if the item's id contains one."""
     found = None if isinstance(item, _Output) else _ITEM.fullmatch(item.id or "")
     return found[1] if found else None
 

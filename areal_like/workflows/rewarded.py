@@ -12,7 +12,7 @@ TURNS = "turns"  # key of a dict with a list of rewards of turns; their sum is r
 
 
 class EpisodeError(Exception):
-    """An episode failed: `cause` is a word that is counted, the message has the details."""
+    """A failed episode: `cause` is the counted category, the message has the details."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class EpisodeError(Exception):
 
 
 def reward_of(returned: Any) -> Reward:
-    """Return what an episode returned as a reward; raises EpisodeError."""
+    """Convert an episode's return value to a reward; raises EpisodeError."""
     if returned is None:
         return Reward(None)
     try:
-        if isinstance(returned, Reward):  # as the run's own score gives them
+        if isinstance(returned, Reward):  # as from the run's own score
             return Reward(reward_of(returned.value).value, as_reward({**returned.parts, VALUE: 0}, "it").parts)
         if isinstance(returned, Mapping) and isinstance(returned.get(TURNS), list | tuple):
             return _with_turns(returned)

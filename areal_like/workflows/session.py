@@ -26,9 +26,9 @@ from areal_like.workflows.turn import Turn, join_turns
 
 
 class Sample(Protocol):
-    """One response to a prompt's tokens, with the routes, if any are wanted, of tokens from `routes_from` on.
+    """Generates one response to a prompt's tokens, with routes, if requested, of tokens from `routes_from` on.
 
-    `images` are those of the prompt. `on_tokens` receives the response's tokens as they arrive.
+    `images` are the prompt's. `on_tokens` receives the response's tokens as they arrive.
     """
 
     def __call__(
@@ -41,7 +41,7 @@ type ParseTools = Callable[[str, Sequence[dict[str, Any]]], Coroutine[Any, Any, 
 
 
 class Refused(Exception):
-    """A request that cannot be answered: `param` is its field, `code` a word for programs, `status` that of HTTP."""
+    """A request that cannot be answered: `param` is the field, `code` is for programs, `status` is HTTP's."""
 
     def __init__(
         self, message: str, param: str | None = None, code: str = "unsupported_value", status: int = 400
@@ -52,9 +52,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """The next turn of a conversation, as a workflow asks for it.
+    """A workflow's request for the next turn of a conversation.
 
-    `max_tokens` None is as many as the run allows; temperature, `top_p` and `top_k` None are the run's.
+    `max_tokens` None means the run's limit; None for temperature, `top_p` and `top_k` means the run's value.
     """
 
     messages: Sequence[Message]
@@ -70,9 +70,9 @@ class Request:
 class Limits:
     """Limits of one episode: turns, and tokens of the longest trajectory, tool output included.
 
-    `own_sampling` is whether a request may choose another temperature, `top_p` or `top_k` than the run's. `models` are
-    the names that requests may give the model, where `*` stands for any text. With `as_deployed` a prompt is what the
-    chat template makes of the whole conversation, also where it writes earlier turns otherwise than the model did.
+    `own_sampling` allows requests to set other values of temperature, `top_p` or `top_k` than the run's. `models` has
+    the allowed model names, where `*` matches any text. With `as_deployed` a prompt is always the rendered
+    conversation, even if the chat template changes earlier turns.
     """
 
     max_turns: int
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Place:
-    """Place of a request's turn: its parent and the `new` tokens behind it, or the turn that it `follows`."""
+    """The place of a request's turn: its parent and the `new` tokens after it, or the turn that it `follows`."""
 
     parent: Turn | None
     new: list[int]
@@ -108,25 +108,25 @@ class Session:
     call_starts: Sequence[str] | None = None
     trained: bool = True
     turns: list[Turn] = field(default_factory=list)
-    shared: Sequence[tuple[object, Turn]] = ()  # requests and turns of another episode, which this one begins with
-    on_request: Callable[[], object] = lambda: None  # called before a request is answered that is not a repetition
-    exceeded: str = ""  # the limit that a turn was refused for
-    failure: BaseException | None = None  # of the servers, which is the run's, whatever the workflow makes of it
+    shared: Sequence[tuple[object, Turn]] = ()  # another episode's requests and turns, with which this one starts
+    on_request: Callable[[], object] = lambda: None  # called before a request that is not a repetition is answered
+    exceeded: str = ""  # the limit for which a turn was rejected
+    failure: BaseException | None = None  # of the servers; it fails the run even if the workflow handles it
     attempts: Attempts[Turn] = field(default_factory=Attempts)
     repeated: int = 0  # requests that got the answer of an earlier attempt
-    _begun_with: set[Turn] = field(default_factory=set)  # of `shared`
-    _discarded: int = 0  # tokens of answers that were aborted once they were generated
+    _begun_with: set[Turn] = field(default_factory=set)  # part of `shared`
+    _discarded: int = 0  # generated tokens of aborted answers
     _asked: int = 0
 
     async def complete(self, request: Request, sent: Sending = ONCE) -> Turn:
-        """Generate the next message of a conversation and record it, or return that of an earlier attempt.
+        """Generate and record the next message of a conversation, or return an earlier attempt's.
 
-        Raises Refused for a request beyond the limits or that the chat template refuses.
+        Raises Refused for a request that exceeds the limits or that the chat template rejects.
         """
         return await self.begin(request, sent).turn()
 
     def begin(self, request: Request, sent: Sending = ONCE, *, streamed: bool = False) -> Attempt[Turn]:
-        """Start to generate the next message of a conversation, or return the earlier attempt that has it.
+        """Start generating the next message of a conversation, or return the earlier attempt that has it.
 
         A streamed attempt has its tokens as they arrive. Raises Refused for a request beyond the limit of turns.
         """
@@ -171,7 +171,7 @@ class Session:
         return turn
 
     def _take_shared(self, request: Request) -> Turn | None:
-        """Return the turn of another episode that this one begins with, if it has asked for the same."""
+        """Return the shared turn of another episode with the same request, if there is one."""
         found = next((turn for asked, turn in self.shared if asked == request), None)
         if found is not None:
             self.shared = [each for each in self.shared if each[1] is not found]
@@ -180,9 +180,9 @@ class Session:
         return found
 
     def _sampling(self, request: Request) -> Sampling:
-        """Return how a request's turn is sampled; evaluations and a run's limits leave it no choice.
+        """Return the sampling of a request's turn; evaluations and the run's limits override the request.
 
-        Where it is cut without a `top_k` that servers return the ids of, the largest such one is taken.
+        If sampling is truncated without a `top_k` whose ids servers can return, the largest such `top_k` is used.
         """
         if not self.trained:
             return self.sampling
@@ -202,10 +202,10 @@ class Session:
     ) -> Response:
         """Generate a response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
 
-        The routes of the first `routed` tokens are known, if routes are wanted at all. `on_tokens` receives the tokens
-        as they arrive. `images` are those of the prompt.
+        The routes of the first `routed` tokens are known, if routes are needed. `on_tokens` receives the tokens as they
+        arrive. `images` are the prompt's.
 
-        Raises Refused for a prompt that leaves no room for one, and what the servers fail of, which `failure` keeps.
+        Raises Refused for a prompt that is too long for a response, and the servers' failures, also kept in `failure`.
         """
         room = self.limits.max_tokens - len(tokens)
         if room < 1:
@@ -237,7 +237,7 @@ class Session:
 
     @property
     def orphans(self) -> list[Turn]:
-        """The turns whose answers no client has read, without those of another episode."""
+        """The turns whose answers no client has read, without shared turns."""
         return [turn for turn in self.turns if turn.is_orphan and turn not in self._begun_with]
 
     @property
@@ -247,7 +247,7 @@ class Session:
 
     @property
     def continuities(self) -> Counter[Continuity]:
-        """How many turns that are not orphans, and not those of another episode, were of each kind."""
+        """The number of turns of each kind, without orphans and shared turns."""
         return Counter(turn.continuity for turn in self.read if turn not in self._begun_with)
 
     def _exceeds(self, limit: str, message: str, code: str = "episode_limit_exceeded") -> Refused:
@@ -255,7 +255,7 @@ class Session:
         return Refused(message, "messages", code)
 
     def _place(self, request: Request) -> _Place:
-        """Find the turn that a request continues, and what is new."""
+        """Find the turn that a request continues, and the new tokens."""
         parent, why = self._parent(request)
         kind, follows = Continuity.BRANCH if self.turns else Continuity.FIRST, parent
         try:
@@ -283,7 +283,7 @@ class Session:
         return _Place(None, new, kind, why, follows)
 
     def _parent(self, request: Request) -> tuple[Turn | None, str]:
-        """Return the longest earlier conversation that the request's begins with, or why there is none."""
+        """Return the longest earlier conversation that the request continues, or the reason why there is none."""
         if not self.turns:
             return None, ""
         asked = [_canonical(message) for message in request.messages]
@@ -305,7 +305,7 @@ class Session:
         """Return a response up to the token that completes one of the texts; servers stop at tokens only."""
         tokens = response.tokens.tolist()
 
-        def has_stop(size: int) -> bool:  # a special token may be such a text, or lie within one
+        def has_stop(size: int) -> bool:  # a special token may be a stop text or part of one
             texts = (self.tokenizer.decode(tokens[:size], special=special) for special in (True, False))
             return any(_place_of_first(text, stop) is not None for text in texts)
 
@@ -338,12 +338,12 @@ class Session:
 
 
 def _place_of_first(text: str, words: Sequence[str]) -> int | None:
-    """Return where the first of some words begins in a text; None where none of them does."""
+    """Return the start of the first of these words in a text, None if it has none."""
     return min((place for word in words if (place := text.find(word)) >= 0), default=None)
 
 
 def _canonical(message: Message) -> dict[str, Any]:
-    """Return the part of a returned message that must match; frameworks strip answers and change tool-call ids."""
+    """Return the part of a message that must match; agent frameworks strip answers and change tool-call ids."""
     if message["role"] != "assistant":
         return dict(message)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]

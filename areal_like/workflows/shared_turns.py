@@ -1,8 +1,8 @@
-"""Episodes of one group that begin with the same turns (`rollout.branch`).
+"""Episodes of one group that start with the same turns (`rollout.branch`).
 
-An agent cannot be copied in the middle of an episode. It is played again from the start instead, and a request that
-equals one of the shared turns gets that turn's answer, which is not generated again. An environment that answers
-otherwise ends the shared part early: the first different request is generated, and so is everything after it.
+An agent cannot be copied in the middle of an episode. Instead it runs again from the start, and a request that equals a
+shared turn's request gets the turn's answer, which is not generated again. If the environment answers differently, the
+shared part ends early: the first different request is generated, and so are all later ones.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ type Shared = Sequence[tuple[object, Turn]]
 
 
 class SharedTurns:
-    """Decides which episodes of a group begin with turns of which others, and when.
+    """The plan of which episodes of a group start with turns of which others, and when.
 
-    Episode i leaves the one with the last nonzero digit of i set to 0, in base `width`, at the branching point of that
-    digit. It starts when that episode asks for the next turn, so that all shared answers have been read. It is not
-    played where the other ended before, and shares nothing where the other failed before.
+    Episode i branches from the episode whose number is i with the last nonzero digit, in base `width`, set to 0, at the
+    branching point of that digit. It starts when that episode requests the next turn, so that all shared answers have
+    been read. It does not run if the other episode ended before, and shares nothing if the other failed before.
     """
 
     def __init__(self, branch: BranchConfig, home: asyncio.AbstractEventLoop) -> None:
         self._branch, self._home = branch, home
         self._begun: dict[tuple[int, int], asyncio.Future[Shared | None]] = {}
-        self._given: dict[int, Shared] = {}  # of its own turns, to others
+        self._given: dict[int, Shared] = {}  # own turns shared with others, by episode
         self._ended: dict[int, Shared | None] = {}
 
     def source_of(self, episode: int) -> tuple[int, int] | None:
-        """Return the episode whose first turns another one shares, and how many of them; None for a root."""
+        """Return the episode whose first turns `episode` shares, and how many; None for a root."""
         step = 1
         for turns in reversed(self._branch.after):
             digit = episode // step % self._branch.width
@@ -41,7 +41,7 @@ class SharedTurns:
         return None
 
     async def wait(self, episode: int) -> Shared | None:
-        """Return what an episode begins with once that is known; None if it is not played."""
+        """Wait for the turns with which an episode starts; return None if it does not run."""
         if (source := self.source_of(episode)) is None:
             return ()
         if source[0] in self._ended and source not in self._begun:
@@ -49,11 +49,11 @@ class SharedTurns:
         return await self._begun.setdefault(source, self._home.create_future())
 
     def given_by(self, episode: int) -> Shared:
-        """Return the turns of an episode that others have begun with, which it has when it is played again."""
+        """Return the turns that an episode shared with others, which it must keep when it runs again."""
         return self._given.get(episode, ())
 
     def watch(self, episode: int, session: Session) -> None:
-        """Have others start when the session asks for a turn behind a branching point; in any thread."""
+        """Start other episodes when the session requests a turn after a branching point; in any thread."""
 
         def note() -> None:
             answered = session.attempts.answers()
@@ -63,7 +63,7 @@ class SharedTurns:
         session.on_request = note
 
     def end(self, episode: int, *, failed: bool) -> None:
-        """Note the end of an episode: what waits for it is not played, or shares nothing."""
+        """Record the end of an episode: waiting episodes do not run, or share nothing."""
         self._ended[episode] = () if failed else None
         for (source, _), begun in self._begun.items():
             if source == episode and not begun.done():

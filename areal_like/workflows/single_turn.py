@@ -1,4 +1,4 @@
-"""A prompt, n samples, a reward for each."""
+"""Single-turn groups: a prompt, n samples, and a reward for each."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from areal_like.rollout.turns import Turns
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.joining import as_response, join_parts
 
-TRAJECTORIES = 4  # that are made in one turn of the event loop; the memory for one of 16k tokens takes up to 1 ms
+TRAJECTORIES = 4  # created per iteration of the event loop; allocating one of 16k tokens takes up to 1 ms
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Answers that are sent to a client while they are generated."""
+"""Streaming of answers to clients during generation."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ class Dialect(Protocol):
         ...
 
     def finish(self, turn: Turn, rest: str) -> bytes:
-        """Return the events from the last piece of text on, which may be empty."""
+        """Return the last events, including the `rest` of the text, which may be empty."""
         ...
 
     def fail(self, message: str) -> bytes:
@@ -36,7 +36,7 @@ class Dialect(Protocol):
 
 
 class Stream:
-    """One connection's reading of an answer that is being generated; the attempt has a reader until `close`."""
+    """One connection that reads an unfinished answer; the attempt counts it as a reader until `close`."""
 
     def __init__(self, session: Session, attempt: Attempt[Turn], request: Request, dialect: Dialect) -> None:
         self._attempt, self._dialect = attempt, dialect
@@ -44,14 +44,14 @@ class Stream:
         self._reading.enter_context(attempt.reading())
         self._visible = _visible_text(session, request)
         self._read = 0  # tokens
-        self.has_ended = False  # the last events have been yielded
+        self.has_ended = False  # the last events were yielded
 
     def close(self) -> None:
         """Stop reading; without another reader an incomplete answer is aborted."""
         self._reading.close()
 
     async def begin(self) -> None:
-        """Wait for the first token; raise what the generation raises before it."""
+        """Wait for the first token; raise the generation's errors before it."""
         if self._attempt.progress is None:
             await asyncio.wait([self._attempt.task])
         elif not self._attempt.progress.tokens:
@@ -60,13 +60,13 @@ class Stream:
             await asyncio.shield(self._attempt.task)
 
     def note_delivery(self, is_sent: bool) -> None:
-        """Note whether the client was there when the last events were sent; one of several clients is enough."""
+        """Record whether the client received the last events; one of several clients is enough."""
         task = self._attempt.task
         if task.done() and not task.cancelled() and not task.exception():
             task.result().delivered = is_sent or bool(task.result().delivered)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events as the tokens arrive; all that follow the end of the generation are one piece."""
+        """Yield the events as tokens arrive; all events after the end of the generation are one piece."""
         yield self._dialect.start(self._prompt_tokens)
         while not self._attempt.task.done():
             if delta := self._next_text():
@@ -108,7 +108,7 @@ class Stream:
 
 
 def _visible_text(session: Session, request: Request) -> VisibleText:
-    """Return the text of an answer as `Session` makes it: with tools, the content ends where a call begins."""
+    """Return the text of an answer as in `Session`: with tools, the content ends at the first call."""
     tools = bool(request.context.tools)
     starts = session.call_starts if tools else ()
     hidden = starts is None

@@ -16,12 +16,13 @@ from areal_like.workflows.joining import Part, join_parts, not_trained
 
 @dataclass(eq=False)
 class Turn:
-    """A request and what was generated for it. `new` is what its prompt has beyond the parent's tokens, `images` the
-    images of those.
+    """A request and its response.
+
+    `new` has the prompt's tokens after the parent's, `images` has the images in `new`.
 
     `messages` is the conversation with the answer; `why` explains `continuity`. `follows` is the turn that a
-    conversation with other tokens continues, such as that of the summary it begins with. `delivered` is False where
-    the connection closed before the answer was sent, True where it was sent or the conversation continues it.
+    conversation with other tokens continues, for example the turn that wrote its summary. `delivered` is False if the
+    connection closed before the answer was sent, True if the answer was sent or the conversation continues it.
     """
 
     parent: Turn | None
@@ -47,7 +48,7 @@ class Turn:
 
     @property
     def path(self) -> list[Turn]:
-        """The turns that lead here, the first one first."""
+        """The turns from the first one to this one."""
         turns = [self]
         while (parent := turns[-1].parent) is not None:
             turns.append(parent)
@@ -61,7 +62,7 @@ class Turn:
 
     @property
     def tokens_routed(self) -> int:
-        """How many of `tokens`, from the first one on, have routes in this turn or one before."""
+        """The number of leading `tokens` with routes in this turn or an earlier one."""
         return len(self.tokens) - 1 if self.response.routes is not None and len(self.response.tokens) else 0
 
 
@@ -70,10 +71,10 @@ def join_turns(
 ) -> list[Trajectory]:
     """Return a trajectory for each turn that no other turn continues, all with the same reward.
 
-    Every generated token is trained on once: where several continue the same turn, it counts as generated in the
-    first, and is part of the prompt of the others. Rewards of turns are in the order of `turns`. `numbers` has the
-    turns that other episodes of the group are trained on, and gets these; a trajectory with nothing of its own is left
-    out.
+    Every generated token is trained on once: if several trajectories continue the same turn, its tokens count as
+    generated in the first and as prompt in the others. Rewards of turns are in the order of `turns`. `numbers` has the
+    turns trained in other episodes of the group, and these turns are added; a trajectory without turns of its own is
+    left out.
     """
     parents = {turn.parent for turn in turns}
     worth = dict(zip(turns, reward.turns, strict=False))
@@ -97,7 +98,7 @@ def join_turns(
 
 
 def _nodes(path: Sequence[Turn], numbers: Mapping[Turn, int]) -> tuple[Node, ...]:
-    """Return the nodes of a trajectory; the first one's parent is the turn that the conversation follows."""
+    """Return the nodes of a trajectory; the first node's parent is the turn that the conversation follows."""
     nodes: list[Node] = []
     parent, end = _number_of(path[0].follows, numbers), 0
     for turn in path:

@@ -1,7 +1,7 @@
-"""Text of tokens that arrive one by one, as far as later tokens cannot change it.
+"""Text of tokens that arrive one by one, up to the point where later tokens can change it.
 
-Held back are incomplete characters, and what may be the beginning of a text that ends the visible part: a stop text or
-a tool call. What is shown therefore begins the final text, except where a tokenizer decodes differently in pieces.
+Incomplete characters are held back, and so is a possible start of a text that ends the visible part: a stop text or a
+tool call. The visible text is therefore a prefix of the final text, unless a tokenizer decodes pieces differently.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from areal_like.data.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
-_MOST_TOKENS = 4  # that a character has: its bytes in UTF-8
+_MOST_TOKENS = 4  # per character: its bytes in UTF-8
 
 
 class Decoding:
-    """Decodes tokens one by one; special tokens are left out unless they are wanted."""
+    """Decodes tokens one by one, without special tokens unless `special` is set."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool) -> None:
         self._tokenizer, self._special = tokenizer, special
@@ -21,7 +21,7 @@ class Decoding:
         self._pending: list[int] = []
 
     def add(self, token: int) -> str:
-        """Return the text that has become complete with a token."""
+        """Return the text completed by a token."""
         self._pending.append(token)
         text = self._decode(self._pending)
         complete = len(self._pending)
@@ -34,7 +34,7 @@ class Decoding:
         return text
 
     def _last_boundary(self, text: str) -> int:
-        """Return the number of pending tokens before the last ones, of which a character may still be incomplete."""
+        """Return the number of pending tokens before a last character that may be incomplete."""
         for size in range(len(self._pending) - _MOST_TOKENS, 0, -1):
             rest = self._tokenizer.decode(self._pending[size:], special=self._special)
             if self._decode(self._pending[:size]) + rest == text:
@@ -49,8 +49,8 @@ class Decoding:
 class VisibleText:
     """Text of an answer up to the first of some `ends`.
 
-    With `special`, special tokens are part of the text. With `trimmed`, blanks at its beginning are left out and those
-    at its end are held back, since parsers of tool calls remove them. With `hidden`, no text is visible.
+    With `special`, special tokens are part of the text. With `trimmed`, leading blanks are dropped and trailing ones
+    held back, because parsers of tool calls remove them. With `hidden`, no text is visible.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class VisibleText:
     ) -> None:
         self._ends, self._trimmed = ends, trimmed
         self._own = Decoding(tokenizer, special=special)
-        self._other = Decoding(tokenizer, special=not special)  # an end may be a special token, or lie around one
+        self._other = Decoding(tokenizer, special=not special)  # an end may be a special token or contain one
         self._own_tail = self._other_tail = ""
         self._parts: list[str] = []
         self._held = ""
         self._is_over = hidden
         self._end_tokens = frozenset(tokenizer.eos_token_ids)
-        self._last: int | None = None  # an end token that may be the answer's last one, which is not part of the text
+        self._last: int | None = None  # an end token, possibly the answer's last token, which is not part of the text
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Return what becomes visible with further tokens."""
+        """Return the text that becomes visible with further tokens."""
         return "".join(map(self._add, tokens))
 
     def rest(self, text: str) -> str:
-        """Return what follows in the final text; empty where it does not begin with what was shown."""
+        """Return the rest of the final text after the visible text; "" if it does not start with the visible text."""
         for whole in (text, text.lstrip()) if self._trimmed else (text,):
             if whole.startswith(self.text):
                 return whole[len(self.text) :]
@@ -101,7 +101,7 @@ class VisibleText:
         return self._release()
 
     def _meets_end(self, own: str, other: str) -> bool:
-        """Note an end in either text; return whether one has begun."""
+        """Record an end in either text; return whether one has started."""
         self._own_tail, self._other_tail = self._own_tail + own, self._other_tail + other
         tails = self._own_tail, self._other_tail
         self._is_over = any(end in tail for end in self._ends for tail in tails)

@@ -1,1 +1,1 @@
-"""Sandboxes: isolated process trees in which an episode runs commands of its model."""
+"""Sandboxes: isolated process trees in which an episode runs its model's commands."""

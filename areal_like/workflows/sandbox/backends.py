@@ -1,4 +1,4 @@
-"""The kinds of sandboxes: those that are shipped, and a class of the user's."""
+"""The kinds of sandboxes: the shipped ones, and a user's class."""
 
 import asyncio
 import inspect
@@ -23,20 +23,20 @@ _WORD = b"sandbox"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the sandboxes of a run are made, on its way to a worker process; `own` is the user's class."""
+    """The settings of a run's sandboxes, sent to worker processes; `own` is the user's class."""
 
     settings: SandboxConfig
     own: Portable | None
 
     @classmethod
     def pack(cls, settings: SandboxConfig) -> Self:
-        """Pack the settings; raise UserCodeError where `backend` is neither shipped nor the name of a class."""
+        """Pack the settings; raise UserCodeError if `backend` is neither shipped nor the name of a class."""
         if settings.backend in SHIPPED:
             return cls(settings, None)
         return cls(settings, Portable.pack(settings.backend))
 
     def backend(self) -> Backend:
-        """Make what starts sandboxes, in the process that uses them. Raises UserCodeError."""
+        """Create the backend in the process that uses it. Raises UserCodeError."""
         if self.own is None:
             return SHIPPED[self.settings.backend](self.settings)
         try:
@@ -57,7 +57,7 @@ class Pools:
         self._pools: dict[tuple[asyncio.AbstractEventLoop, str], Pool] = {}
 
     def find(self, recipe: Recipe) -> Pool:
-        """Return the pool of this event loop. Raises SandboxError where the user's class cannot be used."""
+        """Return the pool of this event loop. Raises SandboxError if the user's class cannot be used."""
         key = asyncio.get_running_loop(), recipe.settings.model_dump_json()
         if key not in self._pools:
             try:
@@ -68,7 +68,7 @@ class Pools:
 
 
 async def probe(recipe: Recipe) -> None:
-    """Start one sandbox, run a command in it and end it. Raises SandboxError and UserCodeError."""
+    """Start one sandbox, run a command in it and stop it. Raises SandboxError and UserCodeError."""
     try:
         async with asyncio.timeout(PROBE_S):
             box = await recipe.backend().start()

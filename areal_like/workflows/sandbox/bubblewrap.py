@@ -1,7 +1,7 @@
 """Sandboxes made by bubblewrap: namespaces, a read-only root and a /tmp of limited size; `inside.py` is process 1.
 
-A user's bubblewrap makes a user namespace. Root's does not need one: there process 1 is root without capabilities other
-than to change its user, and each command becomes USER_ID.
+For ordinary users, bubblewrap creates a user namespace. For root it does not need one: process 1 is root with only the
+capabilities to change its user and to kill, and each command runs as USER_ID.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _SETTINGS = (
 )
 _INSIDE = "/sandbox.py"
 _OF_NETWORK = ("resolv.conf", "hosts")
-_CAPABILITIES_OF_ROOT = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")  # of process 1, to be another user and to end it
+_CAPABILITIES_OF_ROOT = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")  # of process 1: change its user, kill commands
 
 
 class Bubblewrap:
@@ -100,7 +100,7 @@ class BubblewrapBox:
         self._pipe.close()
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._process.communicate()  # wait() would not end while there is output that nobody reads
+                await self._process.communicate()  # wait() would hang with unread output
         except TimeoutError:
             await self.end()
         except BaseException:
@@ -108,7 +108,7 @@ class BubblewrapBox:
             raise
 
     async def end(self) -> str:
-        """Kill it; return the output of bubblewrap."""
+        """Kill the sandbox; return the output of bubblewrap."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)  # process 1 dies with it, and the others with process 1
         _, said = await self._process.communicate()
@@ -170,7 +170,7 @@ def _user(is_root: bool) -> list[str]:
 
 
 def _system(settings: SandboxConfig) -> Iterator[str]:
-    """Yield what shows programs and libraries of the host, and this process's Python; no user's data is among them."""
+    """Yield options that mount the host's programs and libraries and this process's Python, without users' data."""
     for path in map(Path, _SYSTEM):
         if path.is_symlink():
             yield from ("--symlink", os.readlink(path), str(path))

@@ -1,8 +1,8 @@
 """Sandboxes in containers, through the command lines of docker and podman.
 
-Process 1 of a container waits for the end of its standard input, which the worker process holds: with that, in
-whatever way it ends, the container ends and is removed. What is left after SIGKILL the run's janitor removes
-(`cluster/containers.py`). Commands have another user than process 1, so that all of them can be killed at once.
+Process 1 of a container waits for the end of its standard input, which the worker process holds. When the worker ends,
+in whatever way, the container ends and is removed. The run's janitor removes containers left after SIGKILL
+(`cluster/containers.py`). Commands run as another user than process 1, so that all of them can be killed at once.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ START_S = 120.0
 STOP_S = 30.0
 _READY = b"ready\n"
 _CHUNK = 1 << 16
-_KILLED = 137  # exit status of what SIGKILL ended, as the kernel does where memory runs out
+_KILLED = 137  # exit status after SIGKILL, which the kernel sends when memory runs out
 _KEEP = 'mkdir -m 777 -p "$1" && echo ready && while read -r line; do :; done'
-_RUN = '"$@"; status=$?; kill -9 -1; exit $status'  # the shell itself is spared
+_RUN = '"$@"; status=$?; kill -9 -1; exit $status'  # the shell itself survives
 _FEED = 'size=$1; shift; head -c "$size" | "$@"; status=$?; kill -9 -1; exit $status'
 _END = "kill -9 -1"
 
@@ -90,7 +90,7 @@ class Container:
         self._program, self._name, self._process = program, name, process
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
-        """See Box. Memory is reported where the kernel killed the command itself, disk and processes never."""
+        """See Box. Reports the memory limit if the kernel killed the command itself, but never disk and processes."""
         began = time.monotonic()
         fed = [_FEED, "sh", str(len(stdin))] if stdin else [_RUN, "sh"]
         process = await _spawn([*self._exec("--interactive" if stdin else ""), "/bin/sh", "-c", *fed, *command])
@@ -151,7 +151,7 @@ async def _spawn(command: Sequence[str]) -> asyncio.subprocess.Process:
 
 
 class _Output:
-    """The beginning of an output; the rest is read and dropped, as no process ends before its output is read."""
+    """The beginning of an output; the rest is read and dropped, because a process ends only when its output is read."""
 
     def __init__(self, stream: asyncio.StreamReader, most: int) -> None:
         self.data = bytearray()
@@ -169,7 +169,7 @@ class _Output:
 async def _find_limit(
     process: asyncio.subprocess.Process, outputs: Sequence[_Output], timeout_s: float
 ) -> Limit | None:
-    """Wait until a command has ended, its time is over or one of its outputs is too long."""
+    """Wait until a command has ended, its time limit is reached or one of its outputs is too long."""
     ending = asyncio.create_task(process.wait())
     too_long = [asyncio.create_task(output.too_long.wait()) for output in outputs]
     try:
@@ -183,7 +183,7 @@ async def _find_limit(
 
 
 async def _feed(process: asyncio.subprocess.Process, stdin: bytes) -> None:
-    """Send the input; its end is not sent, for with it podman may lose the output."""
+    """Send the input without closing it, because podman may then lose the output."""
     writer = process.stdin
     assert writer is not None  # for the type checker: it is a pipe
     with suppress(ConnectionError):  # the command does not read it

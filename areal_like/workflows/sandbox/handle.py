@@ -1,4 +1,4 @@
-"""The sandbox as a workflow sees it: `async def run(row, client, sandbox)`."""
+"""The sandbox object of workflows: `async def run(row, client, sandbox)`."""
 
 import asyncio
 import inspect
@@ -24,8 +24,8 @@ _READ = 'cat < "$1"'
 class Result:
     """How a command ended.
 
-    `status` is its exit code, or 128 + N where signal N ended it. `limit` is the limit that it met: `time`, `memory`,
-    `processes`, `disk` or `output`; None for none.
+    `status` is its exit code, or 128 + N if signal N ended it. `limit` is the limit that it reached: `time`, `memory`,
+    `processes`, `disk` or `output`; None if none.
     """
 
     status: int
@@ -36,9 +36,9 @@ class Result:
 
 
 class Sandbox:
-    """A sandbox of one episode; it is started, or taken from the warm ones, with the first command.
+    """A sandbox of one episode; the first command starts it, or takes it from the warm ones.
 
-    `usage` counts commands, the limits that they met, and seconds: of the start, and of the wait for it.
+    `usage` counts commands, the limits that they reached, and the seconds of the start and of the wait for it.
     """
 
     def __init__(self, pool: Pool, settings: SandboxConfig) -> None:
@@ -58,10 +58,10 @@ class Sandbox:
     async def run(
         self, command: str | Sequence[str], *, timeout_s: float | None = None, stdin: str | bytes = b""
     ) -> Result:
-        """Run a command of the shell, or a program with arguments, in the sandbox's working directory.
+        """Run a shell command, or a program with arguments, in the sandbox's working directory.
 
-        Files stay for the next command; processes that it has started end with it. `timeout_s` is
-        `episode.sandbox.timeout_s` by default. Raises SandboxError if no sandbox starts, or it has ended.
+        Files stay for the next command; the command's child processes end with it. `timeout_s` is
+        `episode.sandbox.timeout_s` by default. Raises SandboxError if the sandbox does not start or has ended.
         """
         words = [*SHELL, command] if isinstance(command, str) else [str(word) for word in command]
         if words and "/" not in words[0]:
@@ -80,13 +80,13 @@ class Sandbox:
         _check(outcome, path)
 
     async def read(self, path: str) -> bytes:
-        """Return a file's content; it has at most the size of the disk. Raises OSError."""
+        """Return a file's content, at most as large as the disk. Raises OSError."""
         outcome = await self._run([*SHELL, _READ, "sh", path], b"", FILE_S, self._settings.disk_mb << 20)
         _check(outcome, path)
         return outcome.stdout
 
     async def close(self) -> None:
-        """End everything in it."""
+        """Stop everything in the sandbox."""
         self._closed = True
         for task in self._running:
             task.cancel()
@@ -94,11 +94,11 @@ class Sandbox:
             await asyncio.wait(self._running)
         if self._started is not None:
             started, self._started = self._started, None
-            with suppress(SandboxError):  # it had ended by itself
+            with suppress(SandboxError):  # the sandbox has ended by itself
                 await started.box.close()
 
     async def _run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
-        """Run it to its end also where the caller is cancelled, for the next one comes after it."""
+        """Run a command to its end even if the caller is cancelled, because the next command must wait for it."""
         if not command or any("\0" in word for word in command):
             raise ValueError(f"a command has words, none of them with a NUL: {command!r}")
         body = self._exchange(command, stdin, timeout_s, output_bytes)

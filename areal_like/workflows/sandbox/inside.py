@@ -1,8 +1,8 @@
-"""Process 1 of a sandbox: runs one command after the other, within limits, and ends all that a command has started.
+"""Process 1 of a sandbox: runs commands one by one, within limits, and kills all their child processes.
 
-It is executed as a file in the sandbox, so it imports the standard library alone. Requests come on standard input,
-replies go to standard output: a length of four bytes and JSON, then the bytes that it announces. When standard input
-ends, so does this process, and with it the whole sandbox.
+It is executed as a file in the sandbox, so it imports only the standard library. Requests arrive on standard input,
+replies go to standard output: a length of four bytes and JSON, then the announced bytes. When standard input ends, this
+process exits, and with it the whole sandbox.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-POLL_S = 0.05  # between two looks at memory and processes
+POLL_S = 0.05  # between two checks of memory and processes
 CHUNK = 1 << 16
 MB = 1 << 20
 ADDRESS_SPACE = 4  # times the memory: programs reserve more than they use
-MARGIN = 8  # processes beyond the limit, so that meeting it is seen; process 1 may be among them
+MARGIN = 8  # processes beyond the limit, so that reaching it is noticed; process 1 may be among them
 NICE = 10  # commands give way to this process, and to the run
 USER_ID = 65534
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _FILTER = 4, 22, 2  # prctl(2)
 _CLONE_NEWUSER = 0x10000000
-# System calls with which a command could get memory that nobody counts, or namespaces of its own: audit architecture,
+# System calls for uncounted memory or new namespaces: audit architecture,
 # clone, clone3, and unshare setns mount umount2 pivot_root keyctl add_key request_key bpf perf_event_open userfaultfd
 # memfd_create memfd_secret shmget msgget io_uring_setup open_tree move_mount fsopen fsconfig fsmount
 _ALIKE = (425, 428, 429, 430, 431, 432, 447)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 class _Command:
-    """One command, until nothing of it is left."""
+    """One command, until all of its processes are gone."""
 
     def __init__(self, limits: dict[str, Any], request: dict[str, Any], stdin: bytes) -> None:
         self._limits, self._request, self._stdin = limits, request, stdin
@@ -60,7 +60,7 @@ class _Command:
         self._status: int | None = None
 
     def run(self) -> None:
-        """Run it, and send how it ended."""
+        """Run the command, and send its outcome."""
         began = time.monotonic()
         self._start()
         deadline, look = began + self._request["timeout_s"], began
@@ -96,7 +96,7 @@ class _Command:
         self._order, self._open = (out, err), {out, err}
         self._outputs = {out: bytearray(), err: bytearray()}
         self._poller = select.poll()
-        self._poller.register(0, 0)  # its end
+        self._poller.register(0, 0)  # the end of the input
         for end in (out, err):
             self._poller.register(end, select.POLLIN)
         self._exits = os.pidfd_open(self._child)
@@ -106,13 +106,13 @@ class _Command:
             self._close_stdin()
 
     def _poll(self, wait_s: float) -> None:
-        """Move what there is of input and output."""
+        """Copy available input and output."""
         for end, _ in self._poller.poll(int(1000 * wait_s) + bool(wait_s)):
             if end in self._open:
                 self._take(end)
             elif end == self._given:
                 self._feed()
-            elif end == 0:  # no caller waits for the outcome any more
+            elif end == 0:  # the caller has stopped waiting for the outcome
                 os._exit(0)
 
     def _take(self, end: int) -> None:
@@ -148,7 +148,7 @@ class _Command:
         return bool(self._open)
 
     def _reap(self) -> None:
-        """Take note of children and orphans that have ended."""
+        """Reap children and orphans that have ended."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -161,7 +161,7 @@ class _Command:
                         self._limit = "disk"
 
     def _measure(self) -> str | None:
-        """Return the limit that all processes of the command together have met."""
+        """Return the limit that the command's processes together have reached."""
         threads, kilobytes = 0, 0
         for name in os.listdir("/proc"):
             if name.isdigit() and name != "1":
@@ -185,7 +185,7 @@ class _Command:
 
 
 def _become(command: list[str], limits: dict[str, Any], ends: tuple[int, int, int], fails: int) -> None:
-    """Become the command: within its limits, with nothing of this process."""
+    """Execute the command in this process, within its limits and without inherited state."""
     try:
         for number, end in enumerate(ends):
             os.dup2(end, number)
@@ -198,7 +198,7 @@ def _become(command: list[str], limits: dict[str, Any], ends: tuple[int, int, in
         os._exit(126)
     try:
         os.execve(command[0], command, limits["variables"])
-    except OSError as error:  # such as one that does not exist, or a command that is too long
+    except OSError as error:  # for example a missing program, or a command that is too long
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
@@ -206,11 +206,11 @@ def _become(command: list[str], limits: dict[str, Any], ends: tuple[int, int, in
 def _confine(limits: dict[str, Any]) -> None:
     os.setsid()
     is_root = os.getuid() == 0
-    if is_root:  # the sandbox was started by root, who has no user namespace
+    if is_root:  # the sandbox was started by root, without a user namespace
         os.setgroups([])
         os.setresgid(USER_ID, USER_ID, USER_ID)
         os.setresuid(USER_ID, USER_ID, USER_ID)
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)  # else /proc/self belongs to root
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root
     if is_root:
         _own_user_namespace()
     with open("/proc/self/oom_score_adj", "w") as file:
@@ -235,10 +235,10 @@ def _confine(limits: dict[str, Any]) -> None:
 
 
 def _own_user_namespace() -> None:
-    """Count processes of this command alone (RLIMIT_NPROC is per user and namespace)."""
+    """Make RLIMIT_NPROC, which is per user and namespace, count only this command's processes."""
     try:
         os.unshare(os.CLONE_NEWUSER)
-    except OSError:  # not allowed here: process 1 counts the processes
+    except OSError:  # not permitted: process 1 counts the processes
         return
     for name, content in (("setgroups", "deny"), ("uid_map", ""), ("gid_map", "")):
         with open(f"/proc/self/{name}", "w") as file:
@@ -253,10 +253,10 @@ def _filter_program() -> bytes | None:
     load, equal, at_least, has_bits, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, missing = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, refuse), (load, 0, 0, 0)]
-    code += [(at_least, 0, 1, 0x40000000), (give, 0, 0, refuse)]  # another numbering of the same machine
+    code += [(at_least, 0, 1, 0x40000000), (give, 0, 0, refuse)]  # the machine's other numbering of system calls
     for call in (*denied, *_ALIKE):
         code += [(equal, 0, 1, call), (give, 0, 0, refuse)]
-    code += [(equal, 0, 1, clone3), (give, 0, 0, missing)]  # its flags are out of reach: libraries then use clone
+    code += [(equal, 0, 1, clone3), (give, 0, 0, missing)]  # its flags cannot be read: libraries then use clone
     code += [(equal, 0, 3, clone), (load, 0, 0, 16), (has_bits, 0, 1, _CLONE_NEWUSER), (give, 0, 0, refuse)]
     code += [(give, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *line) for line in code)
@@ -272,7 +272,7 @@ def _install_filter() -> None:
 
 
 def _end_all() -> None:
-    """Kill every process of the sandbox but this one, and wait until none is left."""
+    """Kill every process of the sandbox except this one, and wait until all are gone."""
     with suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Sandboxes that are started before an episode needs one. Each is used by one episode only."""
+"""Sandboxes that are started before an episode needs them; each serves only one episode."""
 
 import asyncio
 import contextvars
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from areal_like.workflows.sandbox.protocol import Backend, Box, SandboxError
 
-MOST_AT_ONCE = 4  # sandboxes that start
+MOST_AT_ONCE = 4  # concurrent starts of sandboxes
 
 
 @dataclass(frozen=True)
 class Started:
-    """A sandbox, how long its start has taken, and how long an episode has waited for it, in seconds."""
+    """A sandbox, the seconds of its start, and the seconds that an episode waited for it."""
 
     box: Box
     start_s: float
@@ -21,7 +21,7 @@ class Started:
 
 
 class Pool:
-    """The sandboxes of one event loop; `warm` of them are started in advance, from the first that is taken."""
+    """The sandboxes of one event loop; after the first use, `warm` of them are started in advance."""
 
     def __init__(self, backend: Backend, warm: int) -> None:
         self._backend, self._warm = backend, warm
@@ -39,12 +39,12 @@ class Pool:
         except asyncio.CancelledError:
             self._ready.appendleft(chosen)
             raise
-        except SandboxError:  # of one that was started a while ago, perhaps: what is started now counts
+        except SandboxError:  # perhaps of an old start; only the new start counts
             started = await self._begin()
         return replace(started, wait_s=time.monotonic() - began)
 
     async def close(self) -> None:
-        """End the sandboxes that no episode has taken."""
+        """Stop the sandboxes that no episode has taken."""
         starting, self._ready = list(self._ready), deque()
         for task in starting:
             task.cancel()
@@ -53,7 +53,7 @@ class Pool:
                 await started.box.close()
 
     def _begin(self) -> asyncio.Task[Started]:
-        """Start one in a context of its own: it belongs to no episode yet."""
+        """Start a sandbox in a context of its own, because it does not belong to an episode yet."""
         return asyncio.get_running_loop().create_task(self._start(), context=contextvars.Context())
 
     async def _start(self) -> Started:

@@ -14,17 +14,17 @@ HOME_VARIABLES = {
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
 }
-GRACE_S = 30.0  # beyond a command's own limit, in which a sandbox has to answer
+GRACE_S = 30.0  # after a command's own limit, for a sandbox to answer
 USER_ID = 65534  # of commands, and of their group
 
 
 class SandboxError(Exception):
-    """A sandbox does not start, or has ended; the message has the reason."""
+    """A sandbox failed to start or has ended; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. `status` is its exit code, or 128 + N where signal N ended it."""
+    """How a command ended. `status` is its exit code, or 128 + N if signal N ended it."""
 
     status: int
     stdout: bytes
@@ -34,17 +34,17 @@ class Outcome:
 
 
 class Box(Protocol):
-    """One running sandbox; it has one command at a time."""
+    """One running sandbox, which runs one command at a time."""
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
-        """Run a program in WORK, and end everything it has started; `output_bytes` limits each of its two outputs.
+        """Run a program in WORK, then kill its child processes; `output_bytes` limits each of its two outputs.
 
         Raises SandboxError if the sandbox has ended.
         """
         ...
 
     async def close(self) -> None:
-        """End everything in the sandbox, and remove what it has stored; return when it is gone."""
+        """Stop everything in the sandbox and remove its files; return when they are gone."""
         ...
 
 
