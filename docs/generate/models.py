@@ -61,14 +61,14 @@ TAIL = """
 ## Other families
 
 A family that is not in the table is rejected on Megatron. FSDP accepts it if transformers has a causal language model of it and SGLang has code
-for its architecture: its parameters are counted from transformers' model, and the ranks try at the start whether it can be packed
+for its architecture: its parameters are counted from transformers' model, and the ranks test at the start whether it can be packed
 ([details](bridges.md#without-a-bridge-fsdp)). Tested this way: COUNTED.
 
 ## Vision-language models
 
-`config.json` of these models has a `vision_config`. Teachers see no images; the drift check and the evaluation do
-([details](vision.md)). On a CPU the pinned megatron-bridge builds a Qwen2.5-VL with a fixed `mrope_section`, whatever the model has, and no
-Qwen3-VL, whose layers it takes from Transformer Engine.
+`config.json` of these models has a `vision_config`. Teachers do not see images; the drift check and the evaluation do
+([details](vision.md)). On a CPU, the pinned megatron-bridge builds a Qwen2.5-VL with a fixed `mrope_section`, whatever its config says, and
+cannot build a Qwen3-VL, which needs layers of Transformer Engine.
 
 """
 SEEING = sorted((*WITH_IMAGES, *SEES_WHOLE_IMAGES))
