@@ -75,7 +75,7 @@ def _alternatives(annotation: Any) -> Iterator[str | tuple[Any, ...]]:
         yield arguments
     elif origin is list:
         items = [word for word in _alternatives(arguments[0]) if isinstance(word, str)] if arguments else []
-        plural = {"a whole number": " of whole numbers", "a number": " of numbers", "text": " of texts"}
+        plural = {"a whole number": " of whole numbers", "a number": " of numbers", "text": " of strings"}
         yield "a list" + (plural.get(items[0], "") if items else "")
     elif origin is tuple:
         yield f"a list of {len(arguments)}"

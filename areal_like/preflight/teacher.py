@@ -77,6 +77,11 @@ def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         message += f"(teacher.from_policy), and {'several are' if any(places) else 'none is'} set"
         help = "set one of these keys, and leave the others null"
         yield finding("RUN-TEACHER-WHERE", "teacher.path", message, help)
+    moves = config.ref is not None and config.ref.update_every_steps is not None
+    if teacher.update_every_steps and teacher.follows == "ref" and not moves:
+        message = "the teacher follows the reference, and the run has no reference that moves"
+        help = "write ref={update_every_steps: 1, ema_decay: 0.9}, or teacher.follows=actor"
+        yield finding("RUN-TEACHER-FOLLOWS", "teacher.follows", message, help)
     if teacher.from_policy:
         yield from _from_policy(config, teacher)
     if teacher.url is None and not teacher.from_policy:
@@ -120,10 +125,6 @@ def _moves(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, actor: Mo
     """Check that a teacher which takes the weights of the actor, or of its average, has its shape."""
     if teacher.update_every_steps is None or actor is None:
         return
-    if teacher.follows == "ref" and (config.ref is None or config.ref.update_every_steps is None):
-        message = "the teacher follows the reference, and the run has no reference that moves"
-        help = "write ref={update_every_steps: 1, ema_decay: 0.9}, or teacher.follows=actor"
-        yield finding("RUN-TEACHER-FOLLOWS", "teacher.follows", message, help)
     shapes = [(each.layers, each.hidden_size, each.vocab_size) for each in (spec, actor)]
     if shapes[0] != shapes[1]:
         message = (
