@@ -3,6 +3,7 @@
 Decoding takes most of the time of reading answers, so only what is used is decoded, and nothing twice.
 """
 
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
 from areal_like.rollout.sglang.unusable import KEPT, ROUTES, refuse_kept, refuse_routes
 from areal_like.types import FinishReason, Ints
 
+_FIRST, _SECOND = itemgetter(0), itemgetter(1)
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
 
 
@@ -55,13 +57,13 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
     try:
         if info.output_token_logprobs is None:
             raise ValueError("no log-probs")
-        logprobs, tokens, *_ = tuple(zip(*info.output_token_logprobs, strict=True)) or ((), ())
-        columns = np.empty((3, len(tokens)), np.int32)
-        kept = _read_kept(info, len(tokens), server)
-        if kept is not None:
-            logprobs = tuple(info.output_token_sampling_logprobs or ())
-        columns[0], columns[1].view(np.float32)[:] = tokens, logprobs
-        columns[2] = token_versions(bytes(info.labels), len(tokens))
+        rows, count = info.output_token_logprobs, len(info.output_token_logprobs)
+        kept = _read_kept(info, count, server)
+        logprobs = map(_FIRST, rows) if kept is None else info.output_token_sampling_logprobs or ()
+        columns = np.empty((3, count), np.int32)  # filled by iterators: half the time of tuples made for it
+        columns[0] = np.fromiter(map(_SECOND, rows), np.int32, count)
+        columns[1].view(np.float32)[:] = np.fromiter(logprobs, np.float32, count)
+        columns[2] = token_versions(bytes(info.labels), count)
         return Piece(columns, FinishReason(reason.type) if reason else None, info.routed_experts, kept)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
