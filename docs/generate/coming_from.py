@@ -74,11 +74,11 @@ def _published(system: str) -> str:
     return f"""
 ## Published example files
 
-Files of {TITLES[system]}'s repository at `{counted["commit"][:10]}` whose translation changes nothing that trains, once the `???` are
-filled in; `migrate` ends with exit code 1 and the reasons for each other file
-([file](../../benchmarks/results/{PUBLISHED.name}), `python -m benchmarks.published_configs`).
+The table counts files in {TITLES[system]}'s repository at `{counted["commit"][:10]}`. "Equal" means that the converted run, with the `???`
+filled in, trains as the file does. For every other file, `migrate` lists the reasons and ends with exit code 1
+([result](../../benchmarks/results/{PUBLISHED.name}), `python -m benchmarks.published_configs`).
 
-| They train | Files | Equal |
+| Training | Files | Equal |
 |---|---|---|
 {chr(10).join(rows)}
 """

@@ -38,24 +38,24 @@ def save_checkpoint(
     copies: HostCopies,
     group: dist.ProcessGroup | None = None,
 ) -> Saving:
-    """Begin a checkpoint in the directory `path`, which must be empty or new; every rank calls it.
+    """Start a checkpoint in the directory `path`, which must be empty or new; every rank calls this function.
 
-    When it returns, this rank's share is in `copies`, and training may continue. The ranks meet in `group`, of gloo,
-    while they write. It is what `dist_checkpointing.save` writes (megatron-core 0.19.2), which plans and completes it
-    where training waits.
+    On return, this rank's share is in `copies`, and training may continue. During the write, the ranks communicate in
+    `group`, of gloo. The result equals that of `dist_checkpointing.save` (megatron-core 0.19.2), which makes training
+    wait for planning and completion.
     """
     state = sharded_state(models, optimizer, is_loading=False)
     if scheduler is not None:
         state["scheduler"] = scheduler.state_dict()
     if optimizer is not None and (scale := loss_scale(optimizer)):
         state["loss_scale"] = scale
-    sharded, common = save_preprocess(state, validate_access_integrity=False)  # torch's own plan is checked
+    sharded, common = save_preprocess(state, validate_access_integrity=False)  # torch checks its own plan
     sharded["common_state"] = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
     return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(_written_here(sharded, copies)), group))
 
 
 def _written_here(state: dict[str, Any], copies: HostCopies) -> dict[str, list[ShardedTensor | ShardedObject]]:
-    """Return what this rank writes by name, with copies instead of tensors."""
+    """Return this rank's items to write by name, with copies instead of tensors."""
     written: dict[str, list[ShardedTensor | ShardedObject]] = defaultdict(list)
     for value in nested_values(state):
         if is_main_replica(value.replica_id):
@@ -82,7 +82,7 @@ def load_checkpoint(
 ) -> None:
     """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
 
-    The place in the learning-rate schedule is loaded, and its shape is the configuration's.
+    The position in the learning-rate schedule is loaded; its shape comes from the configuration.
     """
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no metadata.json)")
@@ -99,12 +99,12 @@ def load_checkpoint(
 
 
 def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None:
-    """Take the tensors and the number of steps of what was loaded; all else is the configuration's.
+    """Load the tensors and the number of steps; everything else comes from the configuration.
 
-    With expert parallelism there are two optimizers, without it one: what was loaded has tensors where they belong
-    here, and settings where they were when it was saved.
+    With expert parallelism there are two optimizers, otherwise one: the loaded state has tensors in their new places,
+    and settings in the places of the saved layout.
     """
-    step = {key: value for _, key, value in nested_items_iter(state) if key == "step"}  # one; none before the first
+    step = {key: value for _, key, value in nested_items_iter(state) if key == "step"}  # one; none before a step
     all_parts = parts(optimizer)
     states = [state] if len(all_parts) == 1 else [state[i] for i in range(len(all_parts))]
     for part, loaded in zip(all_parts, states, strict=True):
@@ -123,7 +123,7 @@ def _load_optimizer(optimizer: MegatronOptimizer, state: dict[Any, Any]) -> None
 def sharded_state(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None, is_loading: bool
 ) -> dict[str, Any]:
-    """Return the checkpoint state of this rank's chunks and optimizer, each tensor with its place in the whole."""
+    """Return the checkpoint state of this rank's chunks and optimizer, each tensor with its position in the whole."""
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
     for part in parts(optimizer):
@@ -136,7 +136,7 @@ def sharded_state(
 
 
 def _begin(part: MegatronOptimizer) -> None:
-    """Have what the optimizer remembers there, where no step made it: before a load, or after skipped steps alone.
+    """Create the optimizer state if no step has created it: before a load, or after skipped steps only.
 
     Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's low-precision Adam (2.16).
     """
@@ -152,10 +152,10 @@ def _begin(part: MegatronOptimizer) -> None:
 
 
 def _changing(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the part of a wrapped chunk that training changes: its adapters, where it has any."""
+    """Return the part of a wrapped chunk that training changes: its adapters, if it has any."""
     return getattr(unwrap_model(model), lora.NAME, model)
 
 
 def chunk_names(models: list[torch.nn.Module]) -> list[str]:
-    """Return where the state of each chunk is in `sharded_state`."""
+    """Return the key of each chunk's state in `sharded_state`."""
     return ["model"] if len(models) == 1 else [f"model{i}" for i in range(len(models))]

@@ -36,17 +36,17 @@ from areal_like.trainer.value_head import HEAD_NAME  # noqa: E402
 _ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"  # of Megatron
 _HF_EMBEDDING, _HF_OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-_COMPUTED = "*.rotary_emb.inv_freq"  # of old checkpoints; transformers computes them from the config
+_COMPUTED = "*.rotary_emb.inv_freq"  # in old checkpoints; transformers computes it from the config
 _COPIED = "it is the embedding"
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HELD = ("float32", "bfloat16")
-# What transformers, the bridges and Megatron raise of a config that they cannot use
+# Errors of transformers, the bridges and Megatron for an unusable config
 _UNFIT = (AssertionError, AttributeError, KeyError, TypeError, ValueError, StrictDataclassError)
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Make this process a Megatron world of one rank in the body, with quiet libraries."""
+    """Make this process a Megatron world of one rank in the body, and silence libraries."""
     logging.getLogger("megatron").setLevel(logging.ERROR)
     listener = listen(_LOOPBACK)
     rendezvous = Rendezvous(0, 1, _LOOPBACK, listener.getsockname()[1], listener=listener)
@@ -64,8 +64,8 @@ def to_megatron(
 ) -> str:
     """Write the Hugging Face checkpoint `path` as a Megatron one into the empty directory `target`, if there is one.
 
-    The weights are held in `dtype`, by default that of the checkpoint; tensors whose names match `leave_out` are not
-    converted. Returns what was done. Raises CheckpointError with the names of tensors that would not be kept.
+    The weights have `dtype`, by default the checkpoint's; tensors whose names match `leave_out` are not converted.
+    Returns a summary. Raises CheckpointError with the names of tensors that would be lost.
     """
     given, config = _headers(files), json.loads((path / "config.json").read_text())
     left, tensors = _drop(given, config, leave_out)
@@ -89,7 +89,7 @@ def to_megatron(
 def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path, target: Path | None) -> str:
     """Write the Megatron checkpoint `path` in Hugging Face form into the empty directory `target`, if there is one.
 
-    Config and tokenizer come from the directories named so. Returns what was done. Raises CheckpointError.
+    Config and tokenizer come from `config_path` and `tokenizer`. Returns a summary. Raises CheckpointError.
     """
     stored = read_weights(path).tensors
     if _EMBEDDING not in stored:
@@ -133,9 +133,9 @@ class _Tensors:
 
 
 class _Model:
-    """A model that is only held, whole in this process; `dtype` is that of its weights, `path` has its config.json.
+    """A whole model in this process that is not executed; `dtype` is its weights' type, `path` has its config.json.
 
-    Raises CheckpointError where the bridge cannot build it.
+    Raises CheckpointError if the bridge cannot build it.
     """
 
     def __init__(self, bridge: str, path: Path, dtype: str, *, value_head: bool) -> None:
@@ -150,7 +150,7 @@ class _Model:
         self._vocab_size = source.config.for_bridge.vocab_size
 
     def read(self, path: Path, tensors: _Tensors) -> None:
-        """Take the weights of a Hugging Face checkpoint. Raises CheckpointError with the names that do not fit."""
+        """Load the weights of a Hugging Face checkpoint. Raises CheckpointError with the names that do not fit."""
         _check_names(tensors.shapes, ((name, tuple(tensor.shape)) for name, tensor in self.export()))
         self._forget()
         with cpu.cpu_as_cuda():
@@ -164,7 +164,7 @@ class _Model:
             save_weights(path, self._models)
 
     def reread(self, path: Path) -> None:
-        """Take the weights of a Megatron checkpoint, of whatever layout. Raises CheckpointError."""
+        """Load the weights of a Megatron checkpoint in any layout. Raises CheckpointError."""
         self._forget()
         with cpu.cpu_as_cuda():
             load_weights(path, self._models, self._vocab_size)
@@ -196,7 +196,7 @@ class _Model:
 
 
 def _headers(files: Iterable[Path]) -> _Tensors:
-    """Return the tensors of whole safetensors files."""
+    """Return the tensors of complete safetensors files."""
     found: dict[str, Path] = {}
     dtypes, shapes = {}, {}
     for file in files:
@@ -208,7 +208,7 @@ def _headers(files: Iterable[Path]) -> _Tensors:
 
 
 def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -> tuple[dict[str, str], _Tensors]:
-    """Return why some tensors are left out, by name, and all others."""
+    """Return the reasons for omitted tensors by name, and all other tensors."""
     left = {name: "as asked" for name in given.files if any(fnmatch(name, pattern) for pattern in patterns)}
     left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
     tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, _HF_EMBEDDING} <= given.files.keys()
@@ -219,7 +219,7 @@ def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -
 
 
 def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """Check that each tensor of the source has one place of its shape in the model, and the model no other."""
+    """Check that source and model have the same tensors with the same shapes."""
     places: dict[str, list[tuple[int, ...]]] = {}
     for name, shape in held:
         places.setdefault(name, []).append(shape)
@@ -240,7 +240,7 @@ def _same(held: Tensor, stored: Tensor) -> bool:
 
 
 def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in the data types of `record`, and a tied head that was stored with the embedding."""
+    """Yield the weights in the data types of `record`, and a tied head that was stored beside the embedding."""
     missing = dict(record or {})
     for name, tensor in weights:
         kind = missing.pop(name, None)

@@ -1,4 +1,4 @@
-"""Megatron-core's gated delta nets where flash-linear-attention is not installed: in plain torch, slowly."""
+"""Megatron-core's gated delta nets without flash-linear-attention: in plain torch, slowly."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from areal_like.trainer.packed_delta_net import causal_convolution, packed_delta
 
 
 def install() -> None:
-    """Have gated delta nets computed by torch, unless flash-linear-attention computes them."""
+    """Make torch compute gated delta nets, unless flash-linear-attention is installed."""
     if common.HAVE_FLA:
         return
     common.HAVE_FLA, common.l2norm = True, _l2norm

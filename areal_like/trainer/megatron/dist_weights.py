@@ -1,4 +1,4 @@
-"""A model's weights alone in a Megatron distributed checkpoint: written by one layout, read by any other."""
+"""The weights of a model in a Megatron distributed checkpoint, which any layout can write and any other can read."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,11 +19,11 @@ from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.checkpoint import chunk_names, save_checkpoint, sharded_state
 
 _HEAD, _EXTRA_PREDICTION = "output_layer.weight", "mtp."
-_NAMED = 12  # names in a message; a layer that is not there has as many
+_NAMED = 12  # names in a message; a missing layer has as many
 
 
 class WeightsFrom:
-    """A Bridge that loads the Megatron checkpoint `weights` in the place of the model directory `source.path`."""
+    """A Bridge that loads the Megatron checkpoint `weights` instead of the model directory `source.path`."""
 
     def __init__(self, weights: Path, bridge: Bridge, source: ModelSource) -> None:
         self._weights, self._bridge, self._source = weights, bridge, source
@@ -32,7 +32,7 @@ class WeightsFrom:
         return self._bridge.build()
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        """Load the weights; raise CheckpointError where the checkpoint belongs to another model."""
+        """Load the weights; raise CheckpointError if the checkpoint belongs to another model."""
         if path == self._source.path:
             load_weights(self._weights, models, self._source.config.for_bridge.vocab_size)
         else:
@@ -49,17 +49,17 @@ def save_weights(path: Path, models: list[torch.nn.Module]) -> None:
 
 
 def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> None:
-    """Fill this rank's chunks from a checkpoint of any layout; a critic's new head stays where there is none stored.
+    """Load this rank's chunks from a checkpoint of any layout; a critic keeps its new head if none is stored.
 
-    Every tensor of the model is in the checkpoint with its shape, and the other way round, save layers for the
-    prediction of further tokens (`mtp`), which no model here has; else raises CheckpointError with the names.
+    Raises CheckpointError with names unless model and checkpoint have the same tensors and shapes. Layers for
+    multi-token prediction (`mtp`) are ignored, because no model here has them.
     """
     weights = read_weights(path)
     state, wanted, stored = _state(models), _tensors(models), weights.tensors
     shapes: list[dict[str, tuple[int, ...]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(shapes, {name: tuple(tensor.global_shape) for name, tensor in wanted.items()})
     everywhere = {name: shape for part in shapes for name, shape in (part or {}).items()}
-    is_critic = everywhere.get(_HEAD, (0,))[0] == 1  # which the last pipeline stage alone can see by itself
+    is_critic = everywhere.get(_HEAD, (0,))[0] == 1  # only the last pipeline stage can see this itself
     if is_critic and stored.get(_HEAD, Stored((0,), "")).shape[0] != 1:
         for tensors in (wanted, stored, everywhere, *state.values()):
             tensors.pop(_HEAD, None)
@@ -80,7 +80,7 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
 
 
 def list_first(names: list[str]) -> str:
-    """Return the first names of many, and how many more there are."""
+    """Return the first of many names, and the number of others."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
 
@@ -100,18 +100,18 @@ def _differences(wanted: Mapping[str, ShardedTensor], stored: Mapping[str, Store
 
 
 def is_padding_of(rows: int, vocab_size: int) -> bool:
-    """Return whether a layout pads a vocabulary to these rows: a multiple of its TP, in Megatron-LM of 128 x TP."""
+    """Return whether a layout pads a vocabulary to these rows: a multiple of TP, or of 128 x TP in Megatron-LM."""
     return any(rows == -(-vocab_size // n) * n for tp in range(1, 65) for n in (tp, 128 * tp))
 
 
 def _state(models: list[torch.nn.Module]) -> dict[str, Any]:
-    """Return the state without Transformer Engine's extra state, which a checkpoint made on the CPU does not have."""
+    """Return the state without Transformer Engine's extra state, which checkpoints from a CPU do not have."""
     chunks = sharded_state(models, None, is_loading=True).items()
     return {name: {key: value for key, value in chunk.items() if "_extra_state" not in key} for name, chunk in chunks}
 
 
 def _tensors(models: list[torch.nn.Module]) -> dict[str, ShardedTensor]:
-    """Return this rank's shares by the names that they have in a checkpoint."""
+    """Return this rank's shares by their names in a checkpoint."""
     state = _state(models)
     apply_factories(state)
     return {value.key: value for value in nested_values(state) if isinstance(value, ShardedTensor)}

@@ -1,4 +1,4 @@
-"""One rank of the Megatron trainer: each is given the same batch and finds its own share (`trainer/packing.py`)."""
+"""One rank of the Megatron trainer: each receives the same batch and selects its own share (`trainer/packing.py`)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -72,7 +72,7 @@ class MegatronEngine(BaseEngine):
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
         self._manage_memory(optimizer.tensors(self._wrapped, self._optimizer))
         self._copies = HostCopies()
-        self._replay: Any = None  # once a batch has routes
+        self._replay: Any = None  # created by the first batch with routes
 
     def _backward(
         self, micro_batches: DeviceBatches, batch: Batch, loss: LossSpec, temperature: float, trained: int
@@ -81,12 +81,12 @@ class MegatronEngine(BaseEngine):
             total, sums = self._loss(loss, batch, micro_batch, (output[:, 0], output[:, 1:2].flatten(), output[:, 2:]))
             return total, micro_batch.count, sums
 
-        # Megatron copies it in place of its own `[1]`
+        # Megatron copies it over its own `[1]`
         scaled = trained / len(batch.tokens) * (self._loss_scale() or 1.0)
         share = torch.tensor([scaled], dtype=torch.float32, device=self.device)
         for model in self._wrapped:
             model.zero_grad_buffer()
-            # Megatron sums experts' auxiliary losses over all tokens, and divides by those that are trained on
+            # Megatron sums experts' auxiliary losses over all tokens, and divides by the trained tokens
             get_model_config(model).moe_grad_scale_func = lambda: share
         return forward_backward(self._wrapped, micro_batches, self._head(temperature), token_loss, self._replay)
 
@@ -95,12 +95,12 @@ class MegatronEngine(BaseEngine):
             optimizer.gather_weights(self._wrapped)
             weights = iter(self._bridge.export(self._models))
             while True:
-                with cpu.cpu_as_cuda(), torch.no_grad():  # not open while the caller works
+                with cpu.cpu_as_cuda(), torch.no_grad():  # not active while the caller works
                     item = next(weights, None)
                 if item is None:
                     return
                 yield item
-                del item  # a gathered weight lives on the device until the next one is made
+                del item  # otherwise a gathered weight stays on the device until the next one is gathered
 
     def _computing(self) -> AbstractContextManager[None]:
         return cpu.cpu_as_cuda()
@@ -133,7 +133,7 @@ class MegatronEngine(BaseEngine):
 
     def shutdown(self) -> None:
         parallel.forget_last_pass(self._models)
-        vars(self).clear()  # process groups end with all that holds them
+        vars(self).clear()  # process groups end with their last reference
         parallel.shutdown()
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor] | None:
@@ -141,9 +141,9 @@ class MegatronEngine(BaseEngine):
         return [output[:, 0] for output in outputs] if parallel.is_data_source() else None
 
     def _head(self, temperature: float) -> Head:
-        """Return the head: of the n wanted tokens log-probs, entropies, log-probs of k choices, or a critic's values.
+        """Return the head, which computes log-probs, entropies and log-probs of k choices, or a critic's values.
 
-        The head's output is `[n, 2 + k]`, and a critic's `[n, 1]`.
+        The head's output for the n wanted tokens is `[n, 2 + k]`, and a critic's `[n, 1]`.
         """
         group, zeros = parallel_state.get_tensor_model_parallel_group(), optimizer.sends_early(self._wrapped[-1])
 
@@ -171,9 +171,9 @@ class MegatronEngine(BaseEngine):
         return value_head if self._is_critic else log_prob_head
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
-        """Return this rank's share, cut alike for every pass, so that equal weights give equal results.
+        """Return this rank's share, packed identically for every pass, so that equal weights give equal results.
 
-        An actor's routers choose the experts of the batch's routes; another role's model chose others.
+        Only an actor's routers replay the batch's routes, because another role's model chooses other experts.
         """
         if self._spec.role != "actor":
             batch = replace(batch, routes=None)

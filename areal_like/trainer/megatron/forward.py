@@ -15,7 +15,8 @@ from areal_like.trainer.megatron.padding import router_padding
 from areal_like.trainer.megatron.router_replay import RouterReplay
 from areal_like.types import Batch
 
-# Of a micro-batch, hidden states `[rows, hidden]`, the output layer and its weight: `[n, …]` of its n wanted tokens.
+# From a micro-batch, hidden states `[rows, hidden]`, the output layer and its weight to `[n, …]` of its n wanted
+# tokens.
 Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
 
 
@@ -35,12 +36,12 @@ def forward_backward(
 ) -> list:
     """Run all micro-batches forward and backward; return a list on the last pipeline stage, [] elsewhere.
 
-    `loss` makes of a micro-batch and what `head` gave the summed loss, the number of loss tokens and statistics, which
-    are listed. Without it nothing goes backward, and what `head` gave is listed. `replay` has the routers choose the
-    experts of the micro-batches' routes.
+    `loss` computes the summed loss, the number of loss tokens and statistics from a micro-batch and the output of
+    `head`; the list has the statistics. Without `loss` only the forward pass runs, and the list has the outputs of
+    `head`. `replay` makes the routers choose the experts of the micro-batches' routes.
     """
     if replay is not None:
-        replay.forget()  # of a pass that failed
+        replay.forget()  # of a failed pass
     iterators = [iter(micro_batches) for _ in models]
     with torch.set_grad_enabled(loss is not None):
         result: list = get_forward_backward_func()(
@@ -48,7 +49,7 @@ def forward_backward(
             data_iterator=iterators if len(models) > 1 else iterators[0],
             model=list(models) if len(models) > 1 else models[0],
             num_microbatches=len(micro_batches),
-            seq_length=len(micro_batches.pack(0).tokens),  # unused: shapes travel with the activations
+            seq_length=len(micro_batches.pack(0).tokens),  # unused: shapes are sent with the activations
             micro_batch_size=1,
             forward_only=loss is None,
             collect_non_loss_data=loss is None,
@@ -87,9 +88,9 @@ def _at_rows(
     config: Any,
     **_: Any,
 ) -> Tensor:
-    """Run Megatron's hook behind the last layer: its output layer computes only the rows that are needed.
+    """Run Megatron's hook after the last layer, so that the output layer computes only the needed rows.
 
-    Sequence-parallel ranks have different numbers of them, so their hidden states are gathered here, not in the layer.
+    Sequence-parallel ranks have different numbers of rows, so their hidden states are gathered here, not in the layer.
     """
     if config.sequence_parallel:
         hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)

@@ -1,8 +1,8 @@
-"""Adapters (LoRA) beside Megatron's parallel linear layers, one for each Hugging Face module that such a layer joins.
+"""Adapters (LoRA) of Megatron's parallel linear layers, one for each Hugging Face module that such a layer joins.
 
-A forward hook adds them to what the layer gives, so that both bridges see the model as it was. With tensor parallelism
-an adapter is split where its layer is, and what passes between ranks is `rank` columns wide: A comes before the gather
-of the sequence's parts, or B behind their scatter, and this one is the same on all ranks.
+A forward hook adds them to the layer's output, so that both bridges see an unchanged model. With tensor parallelism an
+adapter is split like its layer, and ranks exchange tensors of `rank` columns: A is applied before the gather of the
+sequence's parts, or B after their scatter, and this matrix is replicated on all ranks.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ NAME = "lora"  # of a chunk's adapters in its module tree
 
 
 class Joined(NamedTuple):
-    """One of Megatron's linear layers on this rank: where it is in a decoder layer, and which modules it joins.
+    """A linear layer of Megatron on this rank: its place in a decoder layer, and the modules that it joins.
 
-    `parts` are these modules' outputs by name, which lie in `blocks` runs in turn: a query group's queries, keys and
-    values, then the next group's. With `splits_inputs` tensor parallelism splits the inputs, else the outputs.
+    `parts` has the sizes of these modules' outputs by name. The outputs alternate in `blocks` runs: a query group's
+    queries, keys and values, then the next group's. With `splits_inputs` tensor parallelism splits the inputs,
+    otherwise the outputs.
     """
 
     place: str
@@ -59,7 +60,7 @@ def joined_layers(config: Any) -> tuple[Joined, ...]:
 
 
 class AdapterShare(torch.nn.Module):
-    """Share of a rank in the adapter of a Hugging Face module, `layer`: all of one matrix and a part of the other."""
+    """A rank's share of the adapter of a Hugging Face module, `layer`: one whole matrix and a part of the other."""
 
     def __init__(self, layer: str, whole: Adapter, splits_inputs: bool, weight: Tensor) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ def _share(whole: Tensor, axis: int | None, weight: Tensor) -> torch.nn.Paramete
     mine = whole if axis is None else whole.chunk(tp, axis)[rank]
     parameter = torch.nn.Parameter(mine.to(weight.device, weight.dtype, copy=True))
     set_tensor_model_parallel_attributes(parameter, axis is not None, axis or 0, 1)
-    # each rank's gradient is of its part of the sequence: Megatron adds up those that are marked so
+    # each rank's gradient covers its part of the sequence: Megatron sums gradients with this mark
     parameter.sequence_parallel = axis is None and tp > 1
     return parameter
 
@@ -104,7 +105,7 @@ def _gather(parameter: Tensor) -> Tensor:
 
 
 class LayerAdapter(torch.nn.Module):
-    """Adapter of one of Megatron's layers: `shares` by the name of the module, as far as these are adapted."""
+    """The adapter of one of Megatron's layers: `shares` of the adapted modules by name."""
 
     def __init__(self, joined: Joined, shares: dict[str, AdapterShare], scale: float) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class LayerAdapter(torch.nn.Module):
 
 
 def _as_multiplied(layer: torch.nn.Module, x: Tensor) -> Tensor:
-    """Return the input of a layer's product with its weight; a fused layer applies its norm first."""
+    """Return the input of a layer's matrix product; a fused layer applies its norm first."""
     gain = getattr(layer, "layer_norm_weight", None)
     if gain is None:
         return x
@@ -161,13 +162,13 @@ class ChunkAdapters(torch.nn.ModuleList):
 
 
 def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
-    """Give a loaded GPTModel chunk new adapters, which alone are trainable from then on."""
+    """Add new adapters to a loaded GPTModel chunk; only they are trainable afterwards."""
     config = chunk.config
     if config.normalization != "RMSNorm" or config.attention_output_gate:
         raise ValueError("adapters are written for layers with RMSNorm, and attention without a gate")
     chunk.requires_grad_(False)
     for router in [module for module in chunk.modules() if hasattr(module, "expert_bias")]:
-        router.frozen_expert_bias = True  # which is no parameter: Megatron moves it by itself
+        router.frozen_expert_bias = True  # not a parameter: Megatron updates it itself
     adapters = ChunkAdapters()
     for decoder_layer in chunk.decoder.layers:
         prefix = f"model.layers.{decoder_layer.layer_number - 1}"
@@ -182,8 +183,8 @@ def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
                 whole = initial_adapter(lora, seed, layer, joined.inputs, joined.parts[name])
                 shares[name] = AdapterShare(layer, whole, joined.splits_inputs, linear.weight)
             adapters.append(adapter := LayerAdapter(joined, shares, lora.scale))
-            linear.register_forward_hook(partial(_add, adapter), prepend=True)  # before Gemma's norm behind it
-    if chunk.pre_process:  # recomputed layers have gradients only where their input has one
+            linear.register_forward_hook(partial(_add, adapter), prepend=True)  # before Gemma's norm after the layer
+    if chunk.pre_process:  # recomputed layers have gradients only if their input has one
         chunk.embedding.register_forward_hook(lambda module, inputs, output: output.requires_grad_())
     chunk.add_module(NAME, adapters)
     return adapters
@@ -196,7 +197,7 @@ def _find(module: torch.nn.Module, place: str) -> torch.nn.Module | None:
 
 
 class LoRABridge:
-    """A Bridge whose models have adapters, `of_layers`, from when they are loaded; an export adds them to weights."""
+    """A Bridge that attaches adapters, `of_layers`, to loaded models; an export merges them into the weights."""
 
     def __init__(self, bridge: Bridge, lora: LoRA, seed: int) -> None:
         self._bridge, self._lora, self._seed = bridge, lora, seed

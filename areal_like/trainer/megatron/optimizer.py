@@ -16,17 +16,18 @@ from megatron.core.utils import get_model_config
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
 
-# Losses are summed over tokens: 2**16 would overflow at once. A skipped step is a lost batch, so one lowers the scale.
+# Losses are summed over tokens: 2**16 would overflow immediately. A skipped step loses a batch, so one lowers the
+# scale.
 LOSS_SCALE = {"initial_loss_scale": 2.0**8, "loss_scale_window": 100, "hysteresis": 1}
-BUCKET_SIZE = 40_000_000  # parameters, whose gradients are sent together
+BUCKET_SIZE = 40_000_000  # parameters whose gradients are sent together
 
 
 def wrap_models(
     models: list[torch.nn.Module], engine: schema.EngineConfig, *, trained: bool, overlap: bool
 ) -> list[torch.nn.Module]:
-    """Wrap the chunks for mixed precision and, if they are trained, for data parallelism, which has gradient buffers.
+    """Wrap the chunks for mixed precision and, if they are trained, for data parallelism with gradient buffers.
 
-    `overlap` is what `overlap_grad_reduce: null` means: whether gradients are sent while more are computed.
+    `overlap` is the value for `overlap_grad_reduce: null`: whether gradients are sent while others are computed.
     """
     config = get_model_config(models[0])
     chunks = [model if engine.dtype == "float32" else _in_half(config, model) for model in models]
@@ -64,7 +65,8 @@ def make_optimizer(
 ) -> MegatronOptimizer:
     """Return Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
 
-    Only float16 has a loss scale. A `grad_scale_func` of the optimizer's own would keep all of it alive for ever.
+    Only float16 has a loss scale. The optimizer's own method as `grad_scale_func` would keep the optimizer alive
+    forever.
     """
     settings = OptimizerConfig(**optimizer_options(engine, optimizer))
     made = get_megatron_optimizer(settings, models, use_gloo_process_groups=False)
@@ -84,7 +86,7 @@ def _refuse_to_scale(loss: torch.Tensor) -> torch.Tensor:
 
 
 def parts(optimizer: MegatronOptimizer | None) -> list[MegatronOptimizer]:
-    """Return the optimizers of dense and expert weights, or the one of all weights."""
+    """Return the optimizers of dense and expert weights, or the single one of all weights."""
     return getattr(optimizer, "chained_optimizers", [optimizer] if optimizer else [])
 
 
@@ -95,7 +97,7 @@ def loss_scale(optimizer: MegatronOptimizer) -> dict[str, Any] | None:
 
 
 def set_loss_scale(optimizer: MegatronOptimizer, state: Mapping[str, Any]) -> None:
-    """Continue with a state that `loss_scale` returned."""
+    """Restore a state that `loss_scale` returned."""
     for part in parts(optimizer):
         part.grad_scaler.load_state_dict(dict(state))
 
@@ -124,7 +126,7 @@ def optimizer_options(engine: schema.EngineConfig, optimizer: schema.OptimizerCo
 
 
 def gather_weights(models: list[torch.nn.Module]) -> None:
-    """Have all of the weights here that the last step changed, where `overlap_param_gather` leaves that to the next."""
+    """Gather all weights that the last step changed; `overlap_param_gather` would gather them in the next step."""
     for model in models:
         if isinstance(model, DistributedDataParallel) and model.ddp_config.overlap_param_gather:
             model.start_param_sync(force_sync=True)
@@ -133,9 +135,9 @@ def gather_weights(models: list[torch.nn.Module]) -> None:
 def step_if_finite(optimizer: MegatronOptimizer) -> float:
     """Update the weights, unless the gradient's norm is inf or nan; return the norm, the same on every rank.
 
-    Megatron looks for infinities only where a loss scaler is used, which bfloat16 and float32 do without. Its step is
-    stopped where it has measured the norm and changed nothing yet. With float16 it ends before the norm is measured,
-    and lowers the loss scale.
+    Megatron checks for infinities only with a loss scaler, which bfloat16 and float32 do not use. This function stops
+    its step after it has measured the norm and before it changes weights. With float16 the step ends before the norm is
+    measured, and lowers the loss scale.
     """
     measure, norms = optimizer.get_grad_norm, []
 
@@ -154,7 +156,7 @@ def step_if_finite(optimizer: MegatronOptimizer) -> float:
 
 
 def _agree_on_loss_scale(optimizer: MegatronOptimizer) -> None:
-    """Give dense and expert weights one scale: each looks for infinities in its own gradients only."""
+    """Set one scale for dense and expert weights, whose optimizers check only their own gradients for infinities."""
     if len(parts(optimizer)) > 1 and loss_scale(optimizer):
         states = [part.grad_scaler.state_dict() for part in parts(optimizer)]
         order = ("scale", "hysteresis_tracker", "growth_tracker")
@@ -164,7 +166,7 @@ def _agree_on_loss_scale(optimizer: MegatronOptimizer) -> None:
 def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, role: str) -> int:
     """Return the optimizer steps that the learning-rate schedule spans.
 
-    Raises ValueError when the learning rate decays but `total_steps` is unknown, or when warm-up takes all of them.
+    Raises ValueError if the learning rate decays but `total_steps` is unknown, or if warm-up takes all steps.
     """
     if total_steps is None:
         if section.lr_scheduler_type != "constant" or section.warmup_steps_proportion:
@@ -181,8 +183,8 @@ def schedule_steps(section: schema.OptimizerConfig, total_steps: int | None, rol
 def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig, steps: int) -> OptimizerParamScheduler:
     """Return a schedule: warm-up, then constant, linear or cosine over `steps` optimizer steps; step it after each.
 
-    Of steps 0, 1, ..., the w of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, which step w has; from there on
-    rates are those of transformers' `get_scheduler`: the final rate is what the step behind the last one would have.
+    The w steps of the warm-up have 1/(w+1), 2/(w+1), ... of the peak, and step w has the peak. From there on the rates
+    equal transformers' `get_scheduler`: the step after the last one would have the final rate.
     """
     return OptimizerParamScheduler(
         optimizer,
@@ -202,7 +204,7 @@ def make_schedule(optimizer: MegatronOptimizer, section: schema.OptimizerConfig,
 def tensors(
     models: list[torch.nn.Module], optimizer: MegatronOptimizer | None
 ) -> Mapping[Part, Callable[[], Iterator[torch.Tensor]]]:
-    """Return the tensors of each part of an engine of wrapped chunks; float32 weights belong to the optimizer."""
+    """Return the tensors of each part of a wrapped chunks' engine; float32 weights belong to the optimizer."""
 
     def params() -> Iterator[torch.Tensor]:
         return (parameter for model in models for parameter in model.parameters())

@@ -1,10 +1,10 @@
-"""The shards of a rank of the distributed optimizer, as parts of a checkpoint that any other layout can load.
+"""A rank's shards of the distributed optimizer, in a checkpoint that any other layout can load.
 
-In Megatron's form `fully_reshardable` the optimizer's state of a parameter has the parameter's own shape. To make it
+In Megatron's format `fully_reshardable`, the optimizer state of a parameter has the parameter's shape. For this,
 Megatron gathers the state on every data-parallel rank (`sharded_param_state_fully_reshardable`, megatron-core 0.19.2,
-which also saves what is behind a bucket of odd length in the wrong place). A rank's share of a parameter is a run of
-its elements, though, and a run is a few boxes of the parameter: each rank writes and reads its own, and nothing is
-gathered. Names, shapes and types in a checkpoint are those of Megatron's form.
+which also saves the elements after a bucket of odd length in the wrong place). A rank's share of a parameter is a run
+of its elements, and a run consists of a few boxes of the parameter: each rank writes and reads its own boxes, without a
+gather. Names, shapes and types in a checkpoint are those of Megatron's format.
 """
 
 import math
@@ -22,20 +22,20 @@ from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_f
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-type Place = ShardedTensor | ShardedTensorFactory  # of a parameter in the whole model
+type Place = ShardedTensor | ShardedTensorFactory  # a parameter's position in the whole model
 
 
 def install() -> None:
-    """Have Megatron's distributed optimizers write and read their own shares."""
+    """Make Megatron's distributed optimizers write and read their own shares."""
     DistributedOptimizer.sharded_state_dict = _shares
     DistributedOptimizer.load_parameter_state_from_fully_reshardable = _take
 
 
 def mend_places(optimizer: DistributedOptimizer) -> None:
-    """Have Megatron know at which place of its group the optimizer has a parameter, where it has two data types.
+    """Correct Megatron's positions of parameters in their optimizer groups if they have two data types.
 
-    It counts them as they come, and puts those in float32 first (`_build_model_and_main_param_groups`, 0.19.2): every
-    weight of a critic in bfloat16, whose head is float32, would be saved under another one's name.
+    Megatron counts parameters in order but stores float32 ones first (`_build_model_and_main_param_groups`, 0.19.2):
+    every weight of a bfloat16 critic with a float32 head would be saved under another weight's name.
     """
     by_type = zip(optimizer.model_fp32_groups, optimizer.model_float16_groups, strict=True)
     for group, (exact, rounded) in enumerate(by_type):
@@ -71,18 +71,18 @@ def _shares(
 
 @torch.no_grad()
 def _take(self: DistributedOptimizer, state: Mapping[int, Mapping[str, list[Tensor]]]) -> None:
-    """Take what was loaded into the tensors of `_shares`."""
+    """Copy the loaded state into the tensors of `_shares`."""
     for number, (parameter, _) in enumerate(_runs(self)):
         whole = {name: torch.cat([part.flatten() for part in parts]) for name, parts in state[number].items()}
         if self._get_main_param_and_optimizer_states(parameter)["param"].dtype == torch.int16:
             group, place = self.model_param_group_index_map[parameter]
             weights, whole["param"] = halves(whole["param"])
-            self.optimizer.param_groups[group]["params"][place].detach().copy_(weights)  # rounded otherwise elsewhere
+            self.optimizer.param_groups[group]["params"][place].detach().copy_(weights)  # rounded differently elsewhere
         self._set_main_param_and_optimizer_states(parameter, whole)
 
 
 def _runs(optimizer: DistributedOptimizer) -> Iterator[tuple[Tensor, int]]:
-    """Yield the parameters of which this rank has a run, and the element of the flat parameter where that begins."""
+    """Yield the parameters of which this rank has a run, and the run's first element in the flat parameter."""
     for buffer in optimizer.gbuf_ranges:
         for bucket in (bucket for buckets in buffer.values() for bucket in buckets):
             for parameter, ranges in bucket["param_map"].items():
@@ -90,7 +90,7 @@ def _runs(optimizer: DistributedOptimizer) -> Iterator[tuple[Tensor, int]]:
 
 
 def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Return the run of the float32 parameter and of what the optimizer remembers of it."""
+    """Return the run of the float32 parameter and of its optimizer state."""
     state = optimizer._get_main_param_and_optimizer_states(parameter)
     tensors = {name: state[name].detach() for name in ("param", *optimizer.optimizer_state_keys)}
     group, place = optimizer.model_param_group_index_map[parameter]
@@ -98,8 +98,8 @@ def _tensors(optimizer: DistributedOptimizer, parameter: Tensor) -> dict[str, Te
     if tensors["param"].dtype == torch.int16:
         tensors["param"] = join_halves(stepped, tensors["param"])
     elif stepped.dtype == torch.float32:
-        tensors["param"] = stepped  # Transformer Engine's copy of what is float32 stays what it was at first
-    if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:  # they were made just now: room on the device
+        tensors["param"] = stepped  # Transformer Engine never updates its copy of float32 parameters
+    if optimizer.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8:  # just created: room on the device
         return {name: tensor.cpu().float() for name, tensor in tensors.items()}
     return tensors
 
@@ -138,10 +138,10 @@ def _parts(place: Place, start: int, runs: Mapping[str, Tensor]) -> dict[str, li
 
 def _cut(place: Place, start: int, end: int) -> Iterator[tuple[ShardedTensor, int]]:
     """Yield the places of the boxes that elements `start` to `end` of a parameter fill, and their starts in the run."""
-    if isinstance(place, ShardedTensorFactory):  # of halves that tensor parallelism splits one by one
+    if isinstance(place, ShardedTensorFactory):  # for halves that tensor parallelism splits separately
         whole = torch.empty(place.data.shape, dtype=place.data.dtype, device="meta")  # as memory for views of it
         places = [(part, part.data.storage_offset()) for part in nested_values(replace(place, data=whole).build())]
-        if not all(part.data.is_contiguous() for part, _ in places):  # in no model here
+        if not all(part.data.is_contiguous() for part, _ in places):  # not in any model here
             raise NotImplementedError(f"{place.key} is split along an inner axis: its parts are not runs of elements")
     else:
         places = [(place, 0)]
@@ -155,7 +155,7 @@ def _cut(place: Place, start: int, end: int) -> Iterator[tuple[ShardedTensor, in
                     data=None,
                     local_shape=(*[1] * len(ahead), *sizes),
                     global_offset=tuple(map(add, part.global_offset, (*ahead, *offsets))),
-                    axis_fragmentations=None,  # no regular grid
+                    axis_fragmentations=None,  # not a regular grid
                     prepend_axis_num=0,
                     replica_id=(*part.replica_id[:2], 0),  # data-parallel ranks have different runs
                 ),

@@ -1,6 +1,6 @@
-"""Adam in the form that Megatron's distributed optimizer knows from Transformer Engine's and Apex's FusedAdam.
+"""Adam with the interface that Megatron's distributed optimizer expects: Transformer Engine's and Apex's FusedAdam.
 
-Those keep the step count in the parameter group. torch's own keeps it per parameter, which breaks the distributed
+FusedAdam keeps the step count in the parameter group. torch's Adam keeps it per parameter, which breaks the distributed
 optimizer's checkpoint (`KeyError: step`).
 """
 

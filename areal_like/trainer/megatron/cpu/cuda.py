@@ -1,6 +1,6 @@
-"""megatron-core on a machine without CUDA. Where CUDA is present nothing here runs.
+"""megatron-core on a machine without CUDA. With CUDA, nothing here runs.
 
-Megatron-core names CUDA in three ways, and each gets the narrowest answer:
+Megatron-core uses CUDA in three ways, each with the narrowest replacement:
 - functions of `torch.cuda` that could only raise here answer for the CPU (`_CUDA_FUNCTIONS`);
 - tensors are created on, moved to or asked about "cuda": inside `cpu_as_cuda()`, a mode that sees only torch calls
   made by this thread while the engine is at work, they mean the CPU;
@@ -29,11 +29,11 @@ _installed = False
 
 
 class UnsupportedMegatronError(RuntimeError):
-    """The installed megatron-core is not the one that CPU support was made for."""
+    """The installed megatron-core is not the version that CPU support needs."""
 
 
 def install() -> bool:
-    """Prepare this process for megatron-core on the CPU; False, and nothing done, where CUDA is present.
+    """Prepare this process for megatron-core on the CPU; with CUDA, do nothing and return False.
 
     Call it before megatron.core is imported. Raises UnsupportedMegatronError for another megatron-core.
     """
@@ -86,7 +86,7 @@ class _CpuAsCuda(TorchFunctionMode):
 
 
 class _Stream:
-    """A CUDA stream or event: on the CPU everything has already happened."""
+    """A CUDA stream or event; on the CPU, all work is already complete."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
@@ -172,7 +172,7 @@ def _replace(path: str, value: Any) -> None:
 
 
 def _uneven_gather(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Gather parts of unequal length, which gloo cannot and MoE with expert tensor parallelism needs."""
+    """Gather parts of unequal length, which gloo does not support and MoE with expert tensor parallelism needs."""
 
     def gather(input_, group, output_split_sizes=None, use_global_buffer=False):
         if output_split_sizes is None or group.size() == 1:
@@ -186,7 +186,7 @@ def _uneven_gather(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _uneven_reduce_scatter(even: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Reduce and scatter parts of unequal length, which gloo cannot."""
+    """Reduce and scatter parts of unequal length, which gloo does not support."""
 
     def reduce_scatter(input_, group, input_split_sizes=None, use_global_buffer=False):
         if input_split_sizes is None or group.size() == 1:
@@ -200,5 +200,5 @@ def _uneven_reduce_scatter(even: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 
 def _as_numpy_if_asked(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Return a numpy array where the token dispatcher wants numpy splits; the original leaves a CPU tensor as it is."""
+    """Return a numpy array if the token dispatcher needs numpy splits; the original returns a CPU tensor unchanged."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

@@ -1,7 +1,7 @@
 """Transformer Engine's modules in plain torch, with its class and parameter names.
 
-So a model has the same layers, weight names and checkpoint layout on CPU and GPU, and both bridges map it alike.
-Megatron's own local layers will not do: they know neither packed sequences nor context parallelism.
+A model therefore has the same layers, weight names and checkpoint layout on CPU and GPU, and both bridges map it in the
+same way. Megatron's own local layers support neither packed sequences nor context parallelism.
 """
 
 from functools import partial
@@ -42,7 +42,7 @@ class TENorm(torch.nn.Module):
 
 
 class TELinear(torch.nn.Module):
-    """A linear layer that every tensor-parallel rank holds as a whole: the compressions of latent attention."""
+    """A linear layer that is replicated on every tensor-parallel rank: the compressions of latent attention."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TELinear(torch.nn.Module):
         super().__init__()
         if bias or parallel_mode != "duplicated":
             raise ValueError(f"TELinear on the CPU has no bias ({bias}) and no parallel_mode {parallel_mode}")
-        self.parallel_mode = parallel_mode  # by which Megatron Bridge maps the weight
+        self.parallel_mode = parallel_mode  # Megatron Bridge maps the weight by it
         self.weight = Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype))
         self.weight.sequence_parallel = config.sequence_parallel  # read by finalize_model_grads
         init_method(self.weight)
@@ -98,7 +98,7 @@ def _norm(config: TransformerConfig, x: Tensor, weight: Tensor, bias: Tensor | N
 
 
 class TEDotProductAttention(PlainAttention):
-    """`PlainAttention` under the name by which Megatron Bridge maps its sinks."""
+    """`PlainAttention` with the class name that Megatron Bridge needs to map its sinks."""
 
 
 def rotary_embedding_of_pack(
@@ -110,7 +110,7 @@ def rotary_embedding_of_pack(
     mscale: float = 1.0,
     cp_group: Any = None,
 ) -> Tensor:
-    """Return the rotary embedding of a whole pack at once; Megatron's unfused form loops over its sequences.
+    """Return the rotary embedding of a whole pack in one call; Megatron's unfused form loops over its sequences.
 
     Shapes: `t` `[t, heads, dim]`, `freqs` `[longest sequence, 1, 1, dim]`.
     """
@@ -128,7 +128,7 @@ def rotary_embedding_of_pack(
 class _GroupedLinear(torch.nn.Module):
     """The same linear layer of several experts: parameters weight0, weight1, ... `[out, in]`."""
 
-    axis: int  # the dimension that expert tensor parallelism cuts
+    axis: int  # the dimension that expert tensor parallelism splits
 
     def __init__(
         self,
@@ -195,20 +195,20 @@ class _GroupedLinear(torch.nn.Module):
 
 
 def _has_own_groups(config: TransformerConfig) -> bool:
-    """Return whether expert gradients are reduced over other ranks than dense ones (`use_expert_pgs` in Megatron)."""
+    """Return whether expert and dense gradients are reduced over different ranks (`use_expert_pgs` in Megatron)."""
     return (
         config.expert_model_parallel_size > 1 or config.expert_tensor_parallel_size != config.tensor_model_parallel_size
     )
 
 
 class TEColumnParallelGroupedLinear(_GroupedLinear):
-    """Experts' first layer, cut along its outputs."""
+    """The experts' first layer, split along its outputs."""
 
     axis = 0
 
 
 class TERowParallelGroupedLinear(_GroupedLinear):
-    """Experts' second layer, cut along its inputs."""
+    """The experts' second layer, split along its inputs."""
 
     axis = 1
 
