@@ -1,8 +1,8 @@
 """Parameters, gradients and optimizer state of a rank, each on its device or in host memory.
 
-A part leaves the device by its storages: their bytes are copied to the host, and the storages are resized to 0. Tensors
-stay the objects that they were, and so do views among them, as Megatron's buffers, FSDP's shards and optimizers have
-them (the way of `_ParamAndGradBuffer.offload_to_cpu`, megatron-core 0.19.2, for every part and backend).
+A part leaves the device storage by storage: the bytes are copied to the host, and the storage is resized to 0. Tensors
+and views stay the same objects, as Megatron's buffers, FSDP's shards and optimizers need (the method of
+`_ParamAndGradBuffer.offload_to_cpu`, megatron-core 0.19.2, for every part and backend).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ _BLOCK = 256 << 20  # bytes; torch rounds pinned memory up to a power of two
 
 
 class DeviceMemory:
-    """Tracker of the parts of an engine on its device, which moves them out and back.
+    """A tracker of an engine's parts on the device, which moves them out and back.
 
-    `tensors` gives those of a part at the time; a tensor that shares memory with an earlier part's is that one's. Parts
-    of `resting` are on the device only while they are needed.
+    `tensors` returns a part's current tensors; a tensor that shares memory with an earlier part belongs to that part.
+    Parts of `resting` are on the device only while they are needed.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class DeviceMemory:
         self._device, self._tensors, self._resting = device, tensors, resting
         self._away: dict[Part, list[UntypedStorage]] = {}
         self._sizes: dict[Part, list[int]] = {}
-        self._hosts: dict[Part, list[Tensor]] = {part: [] for part in PARTS}  # kept, as pinning takes long
+        self._hosts: dict[Part, list[Tensor]] = {part: [] for part in PARTS}  # kept, because pinning is slow
         self.offload(resting)
 
     def offload(self, parts: Iterable[Part] = PARTS) -> None:
-        """Free the device memory of the parts; what is in it, but for gradients, waits on the host."""
+        """Free the device memory of the parts; their content, except gradients, moves to the host."""
         leaving = [part for part in PARTS if part in parts and part not in self._away]
-        if not leaving:  # the host need not wait for the device
+        if not leaving:  # avoids a wait for the device
             return
         self._synchronize()
         for part in leaving:
@@ -54,12 +54,12 @@ class DeviceMemory:
             torch.cuda.empty_cache()
 
     def onload(self, parts: Iterable[Part] = PARTS) -> None:
-        """Bring the parts back, but for those that rest on the host; gradients come back as zeros."""
+        """Move the parts back, except parts that rest on the host; gradients return as zeros."""
         self._bring([part for part in parts if part not in self._resting])
 
     @contextmanager
     def hold(self, *parts: Part) -> Iterator[None]:
-        """Have the parts on the device; those that were away are away again afterwards."""
+        """Hold the parts on the device during the body; offloaded parts are offloaded again afterwards."""
         away = [part for part in parts if part in self._away]
         self._bring(away)
         try:
@@ -81,7 +81,7 @@ class DeviceMemory:
             self._synchronize()
 
     def _storages(self, part: Part) -> list[UntypedStorage]:
-        """Return the storages on the device that are this part's alone."""
+        """Return the storages on the device that belong only to this part."""
         earlier = {
             storage: None for other in PARTS[: PARTS.index(part)] for storage in self._on_device(self._tensors[other]())
         }
@@ -92,7 +92,7 @@ class DeviceMemory:
         with torch.no_grad():
             locals_ = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         storages = (tensor.untyped_storage() for tensor in locals_ if tensor.device.type == self._device.type)
-        # on the CPU one that NumPy has seen stays where it is, which is host memory
+        # on the CPU, a storage shared with NumPy cannot be resized, but is in host memory anyway
         return (storage for storage in storages if self._device.type != "cpu" or storage.resizable())
 
     def _copy(self, part: Part, *, to_host: bool) -> None:
@@ -111,12 +111,12 @@ class DeviceMemory:
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:
-    """Return all of a storage, `[bytes]`."""
+    """Return a whole storage, `[bytes]`."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _spans(sizes: Sequence[int]) -> Iterator[tuple[int, int, int, int, int]]:
-    """Return where storages of these sizes lie in blocks, one by one: storage, start, block, place in it, length."""
+    """Yield the layout of storages of these sizes in blocks: storage, start, block, position in the block, length."""
     total = 0
     for number, size in enumerate(sizes):
         start = 0

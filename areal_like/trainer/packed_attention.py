@@ -1,6 +1,6 @@
-"""Causal attention over a pack of sequences in plain torch: those of similar length are padded and share one call.
+"""Causal attention over a pack of sequences in plain torch: sequences of similar length are padded and share one call.
 
-It computes what a CPU has no kernel for, and soft caps on any device.
+It is used for operations without a CPU kernel, and for soft caps on any device.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from torch import Tensor
 class SequenceGroup:
     """Some sequences of one pack as a padded batch, n of them, at most L tokens each (L / cp of them this rank's).
 
-    `queries` `[n, L / cp]` and `keys` `[n, L]`, or more keys, are places in this rank's queries and in all keys;
-    padding repeats a place. `real` marks queries that are not padding. `back` `[n, 1, L / cp, L]` is how many tokens a
-    key lies behind a query, negative where it is not attended to; None for plain causal attention.
+    `queries` `[n, L / cp]` and `keys` `[n, L]`, or more keys, are indices into this rank's queries and all keys;
+    padding repeats an index. `real` marks queries that are not padding. `back` `[n, 1, L / cp, L]` is the distance in
+    tokens from a query back to a key, negative if the key is masked; None for plain causal attention.
     """
 
     queries: Tensor
@@ -38,8 +38,8 @@ def padded_attention(
 ) -> Tensor:
     """Attend with this rank's `query` `[t, heads, dim]`, `key` and `value` `[keys of all ranks, heads, dim]`.
 
-    A `window` is of the tokens that a query attends to. `sinks` `[heads]` are scores of keys that have no value. A soft
-    `cap` bounds the scores by a hyperbolic tangent.
+    `window` is the number of tokens that a query attends to. `sinks` `[heads]` are scores of keys without values. A
+    soft `cap` bounds the scores by a hyperbolic tangent.
     """
     outputs, places = [], []
     for group in groups:
@@ -92,7 +92,7 @@ def _mask(group: SequenceGroup, window: int | None) -> Tensor | None:
 
 
 def group_by_length(cu_seqlens: Tensor, of_keys: Tensor, cp: int = 1, cp_rank: int = 0) -> list[SequenceGroup]:
-    """Return the sequences between `cu_seqlens` `[sequences + 1]`, within a factor of two in length.
+    """Group the sequences between `cu_seqlens` `[sequences + 1]` so that lengths differ by less than a factor of two.
 
     `of_keys` is the same tensor, or counts more keys than queries: a sequence's last query attends to all of its keys.
     """
@@ -124,7 +124,7 @@ def _group(cu_seqlens: Tensor, members: Tensor, cp: int, cp_rank: int) -> Sequen
 
 
 def _places(cu_seqlens: Tensor, members: Tensor, cp: int = 1, rank: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return of a rank's tokens: place in the pack, position in the sequence, and whether they are not padding."""
+    """Return for a rank's tokens the index in the pack, the position in the sequence, and whether they are real."""
     starts, lengths = (ends[members, None].long() for ends in (cu_seqlens[:-1], cu_seqlens.diff()))
     chunk = lengths // (2 * cp)
     at = torch.arange(int(lengths.max()) // cp, device=lengths.device)[None]

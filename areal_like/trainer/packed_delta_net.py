@@ -1,6 +1,6 @@
-"""Gated delta nets over a pack of sequences in plain torch, each from a state and a convolution of its own.
+"""Gated delta nets over a pack of sequences in plain torch, with a separate state and convolution per sequence.
 
-What flash-linear-attention and causal-conv1d compute with `cu_seqlens` and `seq_idx`, where they are not installed.
+A replacement for flash-linear-attention and causal-conv1d with `cu_seqlens` and `seq_idx`, if they are not installed.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from areal_like.trainer.packed_attention import group_by_length
 
-# (query, key, value, g=, beta=, ...) of whole sequences, each `[n, L, heads, …]`: outputs, and a state
+# (query, key, value, g=, beta=, ...) of whole sequences, each `[n, L, heads, …]`, to outputs and a state
 DeltaRule = Callable[..., tuple[Tensor, Tensor | None]]
 
 
@@ -25,7 +25,7 @@ def sequence_numbers(cu_seqlens: Tensor) -> Tensor:
 def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, numbers: Tensor | None) -> Tensor:
     """Convolve each channel over the last tokens of its own sequence, and apply SiLU; `[1, channels, t]` as `x`.
 
-    `weight` is `[channels, tokens]`, the last column that of the token itself; `numbers` `[t]` distinguish sequences.
+    `weight` is `[channels, tokens]`, with the token itself in the last column; `numbers` `[t]` distinguish sequences.
     """
     kernel, length = weight.shape[1], x.shape[2]
     output = x * weight[:, -1:]
@@ -41,9 +41,9 @@ def causal_convolution(x: Tensor, weight: Tensor, bias: Tensor | None, numbers: 
 def packed_delta_rule(
     rule: DeltaRule, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **how: Any
 ) -> Tensor:
-    """Apply `rule` to each sequence of a pack, those of similar length together; `[1, t, heads, dim]` as `value`.
+    """Apply `rule` to each sequence of a pack, batched by similar length; `[1, t, heads, dim]` as `value`.
 
-    Padding follows a sequence's tokens, so it changes nothing that is kept.
+    Padding follows a sequence's tokens, so it does not affect the kept outputs.
     """
     output = torch.empty_like(value[0])
     for group in group_by_length(cu_seqlens, cu_seqlens):

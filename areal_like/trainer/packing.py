@@ -1,4 +1,4 @@
-"""Which rank trains on which sequence, and how sequences are packed into micro-batches. No torch, no communication.
+"""Distribution of sequences over ranks and packing into micro-batches, without torch and communication.
 
 Every rank computes the same schedule from the same batch, so that nothing has to be sent. Invariants:
 
@@ -6,11 +6,11 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 2. All data-parallel ranks have the same number of micro-batches, because expert-parallel groups fold over data
    parallelism and their collectives must meet; it is a multiple of `multiple` (the size of a group, for interleaving).
 3. A micro-batch holds at most `max_tokens` tokens, padding included.
-4. Each sequence is padded to `alignment`: 2*cp*tp where context parallelism cuts it into 2*cp chunks that sequence
-   parallelism divides again, else tp; for FP8 a multiple of that, so that each rank has whole blocks of rows.
-5. Ranks differ by little in their tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
+4. Each sequence is padded to `alignment`: 2*cp*tp if context parallelism splits it into 2*cp chunks that sequence
+parallelism divides again, else tp; for FP8 a multiple of this, so that each rank has whole blocks of rows.
+5. Ranks have similar numbers of tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
    Graham 1969), then heavy and light micro-batches are dealt out alternately.
-6. A micro-batch that no sequence was left for holds one dummy sequence, which is trained on nowhere.
+6. A micro-batch without sequences holds one dummy sequence, which is not trained on.
 7. The sequences of a tree (`prefix_trees.py`) are in one micro-batch.
 """
 
@@ -40,11 +40,12 @@ type Schedule = tuple[tuple[tuple[int, ...], ...], ...]
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys of each piece of a pack, where these are more than its own.
+    """The keys of each piece of a pack, if they are not only the piece's own.
 
-    `places` `[keys]` are in the pack, piece after piece; `cu_seqlens` `[pieces + 1]` and `max_seqlen` count them. A
-    piece's last query attends to all of its keys, the one before to all but the last, and so on. `positions` are those
-    of all tokens of the pack. With context parallelism `places` are in the shares of all ranks, one after the other.
+    `places` `[keys]` are indices into the pack, piece by piece; `cu_seqlens` `[pieces + 1]` and `max_seqlen` count
+    them. A piece's last query attends to all of its keys, the one before to all but the last, and so on. `positions`
+    has the positions of all tokens of the pack. With context parallelism `places` index the concatenated shares of all
+    ranks.
     """
 
     places: Ints
@@ -57,12 +58,12 @@ class Keys:
 class MicroBatch:
     """One rank's share of one packed micro-batch; shapes with t = its tokens / cp.
 
-    `tokens` and `positions` are `[t]`; `places` says where in the batch each of them is, -1 for padding. The place
-    `rows[i]` of them predicts the token that is at `targets[i]` in the batch; padding predicts nothing, nor does the
-    last token of a sequence. A place that several sequences share is a row of each of them. Pieces are the nodes of
-    trees, so whole sequences where nothing is shared; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts
-    whole padded pieces, as Megatron's PackedSeqParams want. `keys` is None where each piece attends to itself alone;
-    with them and context parallelism pieces are those of this rank's share.
+    `tokens` and `positions` are `[t]`; `places` has the index of each token in the batch, -1 for padding. The token at
+    `rows[i]` predicts the token at `targets[i]` of the batch; padding and the last token of a sequence predict nothing.
+    A token that several sequences share is a row of each of them. Pieces are the nodes of trees, so they are whole
+    sequences if nothing is shared; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts whole padded pieces,
+    as Megatron's PackedSeqParams require. `keys` is None if each piece attends only to itself; with keys and context
+    parallelism, the pieces are those of this rank's share.
     """
 
     tokens: NDArray[np.int64]
@@ -78,13 +79,13 @@ class MicroBatch:
 def sequence_alignment(tp: int, cp: int, rows: int = 1) -> int:
     """Return the length that every packed sequence must be a multiple of (`megatron/core/utils.py`, packed sequences).
 
-    `rows` is what the rows of a rank have to be a multiple of, 1 but for FP8.
+    `rows` is the required multiple of a rank's rows, 1 except for FP8.
     """
     return math.lcm(2 * cp * tp if cp > 1 else tp, rows * cp * tp)
 
 
 def alignment_of(backend: str, sizes: ParallelSizes, rows: int = 1) -> int:
-    """Return the `sequence_alignment` of a trainer's layout; FSDP cuts a whole pack into c parts."""
+    """Return the `sequence_alignment` of a trainer's layout; FSDP splits a whole pack into c parts."""
     return sizes.cp if backend == "fsdp" else sequence_alignment(sizes.tp, sizes.cp, rows)
 
 
@@ -141,24 +142,24 @@ def pack(
     cp: int = 1,
     cp_rank: int = 0,
 ) -> MicroBatch:
-    """Pack the sequences `members`, all those of some of the `trees`, and take this rank's share of each.
+    """Pack the sequences `members`, which are all sequences of some `trees`, and return this rank's share of each.
 
-    Rows are counted on whole sequences, before context parallelism cuts them: a chunk's last token predicts the first
-    token of another rank's chunk. Each sequence is cut into 2*cp chunks of which rank r gets the r-th from both ends,
-    so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree is
-    there once; a pack of `trees` is cut as one sequence, so that every layer finds keys in the same way.
+    Rows are counted on whole sequences, before context parallelism splits them: a chunk's last token predicts the first
+    token of another rank's chunk. Each sequence is split into 2*cp chunks, of which rank r gets the r-th from both
+    ends, so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree
+    occurs once; a pack of `trees` is split as one sequence, so that every layer finds keys in the same way.
     """
     trees, shares, chosen = trees or separate(lengths), trees is not None, np.asarray(members, np.int64)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     nodes = trees.nodes_of(chosen)
-    length, position = trees.lengths[nodes], trees.starts[nodes]  # of each node, and where it is in its path
+    length, position = trees.lengths[nodes], trees.starts[nodes]  # of each node, and its start in its path
     start = starts[trees.sources[nodes]] + position
     if not members:
         start = length = position = np.zeros(1, np.int64)
     padded = _pad(np.maximum(length, 1), alignment)
     ends = np.concatenate(([0], np.cumsum(padded)))
 
-    piece, offset = _count(padded)  # of every place in the pack
+    piece, offset = _count(padded)  # for every place in the pack
     rows, targets = _predictions(trees, chosen, starts, nodes, ends)
     keys = None
     if position.any() or (shares and cp > 1):
@@ -192,9 +193,9 @@ def _predictions(
     nodes: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return of every token but the first of each sequence where the one before it is in the pack, and its own place.
+    """Return for every token, except the first of each sequence, its predecessor's index in the pack and its own place.
 
-    `nodes` are in the pack between `ends`; `starts` are those of all sequences in the batch.
+    `nodes` are in the pack between `ends`; `starts` has the starts of all sequences in the batch.
     """
     leaves = trees.leaves[sequences]
     path, node = trees.paths(leaves)
@@ -210,7 +211,7 @@ def _keys(
     ends: NDArray[np.int64],
     positions: NDArray[np.int64],
 ) -> Keys:
-    """Return the keys of each node: those of its path, and its own padding."""
+    """Return the keys of each node: its path's keys, and its own padding."""
     if not len(nodes):  # a dummy
         return Keys(np.arange(ends[-1], dtype=np.int32), ends.astype(np.int32), int(ends[-1]), positions)
     path, node = trees.paths(nodes)
@@ -223,33 +224,33 @@ def _keys(
 
 
 def share_keys(keys: Keys, ends: NDArray[np.int64], share: NDArray[np.bool], cp: int) -> tuple[Keys, NDArray[np.int64]]:
-    """Return the keys of the places of a pack that are a rank's `share`, and where its pieces end there.
+    """Return the keys of a rank's `share` of a pack, and the ends of its pieces in the share.
 
-    A piece is a run of places of one node in the share; it attends to what its last place does. The shares of all ranks
-    are of two chunks each, the r-th from both ends.
+    A piece is a run of places of one node in the share; its keys are those of its last place. Each rank's share has two
+    chunks, the r-th from both ends.
     """
     n = len(share)
     node = np.searchsorted(ends, np.arange(n), side="right") - 1
     mine = np.flatnonzero(share)
     last = np.flatnonzero((np.diff(node[mine], append=-1) != 0) | (np.diff(mine, append=-1) != 1))
     at, of_node = mine[last], node[mine[last]]
-    counts = np.diff(keys.cu_seqlens)[of_node] - (ends[of_node + 1] - 1 - at)  # the last place of a node has all
+    counts = np.diff(keys.cu_seqlens)[of_node] - (ends[of_node + 1] - 1 - at)  # the last place of a node has all keys
     piece, i = _count(counts.astype(np.int64))
     places = keys.places[keys.cu_seqlens[of_node][piece] + i]
     chunk = _chunks(n, cp)
-    order = np.argsort(np.minimum(chunk, 2 * cp - 1 - chunk), kind="stable")  # places rank after rank
+    order = np.argsort(np.minimum(chunk, 2 * cp - 1 - chunk), kind="stable")  # places, rank by rank
     gathered = np.argsort(order)[places].astype(np.int32)
     key_ends = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
     return Keys(gathered, key_ends, int(counts.max()), keys.positions), np.concatenate(([0], last + 1))
 
 
 def _chunks(places: int, cp: int) -> NDArray[np.int64]:
-    """Return which of the 2*cp chunks of a pack each of its places is in."""
+    """Return the number of the chunk, of 2*cp, of each place of a pack."""
     return np.arange(places) * 2 * cp // places
 
 
 def _count(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for that many places each the owner, and the place within the owner."""
+    """Return the owner of each place, and the place within the owner; owners have `counts` places."""
     whose = np.repeat(np.arange(len(counts)), counts)
     return whose, np.arange(len(whose)) - (np.cumsum(counts) - counts)[whose]
 
@@ -270,9 +271,9 @@ def packs(
     cp_rank: int = 0,
     inputs: Ints | None = None,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
-    """Return how many micro-batches each rank has of a batch, and what packs this rank's i-th and remembers it.
+    """Return the number of micro-batches per rank, and a cached function that packs this rank's i-th.
 
-    `inputs` `[tokens]` are equal where what the model computes from is, if tokens alone do not say it, as for images.
+    `inputs` `[tokens]` identify the model's inputs if tokens alone do not, for example with images.
     """
     limit = section.max_tokens_per_mb
     _check(batch.lengths)

@@ -1,9 +1,9 @@
-"""Which sequences of a batch begin with the same tokens, as trees in which a common run of tokens is there once.
+"""Sequences of a batch with common prefixes, as trees in which a common run of tokens occurs once.
 
-A sequence is the path from a root to its leaf, so that n samples of a prompt are a tree of depth 1, and the branches of
-a conversation one that branches at its turns. A node attends to the keys and values of its path, whose gradients are
-added up: the same numbers as with a path for each ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1).
-No torch, no communication.
+A sequence is the path from a root to its leaf, so n samples of a prompt are a tree of depth 1, and the branches of a
+conversation are a tree that branches at its turns. A node attends to the keys and values of its path, whose gradients
+are summed: the result equals that of separate paths ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1). This
+module uses neither torch nor communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from areal_like.types import Batch, Ints
 
-# To gather so many keys for a node of their own costs at most what a token costs in a layer.
+# Gathering this many keys for a separate node costs at most as much as a token in a layer.
 KEYS_PER_TOKEN = 64
 
 
@@ -23,9 +23,9 @@ KEYS_PER_TOKEN = 64
 class PrefixTrees:
     """Trees over the sequences of a batch; nodes are numbered tree after tree.
 
-    `parents` `[nodes]` is -1 for a root. A node has the tokens of sequence `sources` from position `starts` to before
-    `ends`, all `[nodes]`. `leaves` `[sequences]` is the node that ends with a sequence's last token, and `families`
-    `[sequences]` its tree, counted from 0.
+    `parents` `[nodes]` is -1 for a root. A node has the tokens of sequence `sources` from position `starts` up to
+    `ends`, all `[nodes]`. `leaves` `[sequences]` is the node with a sequence's last token, and `families` `[sequences]`
+    is the sequence's tree, counted from 0.
     """
 
     parents: NDArray[np.int64]
@@ -41,13 +41,13 @@ class PrefixTrees:
         return self.ends - self.starts
 
     def nodes_of(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the nodes of the trees that some sequences are in, in ascending order."""
+        """Return the nodes of the trees of these sequences, in ascending order."""
         chosen = np.zeros(len(self.leaves), bool)
         chosen[self.families[sequences]] = True
         return np.flatnonzero(chosen[self.families[self.sources]])
 
     def paths(self, nodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the nodes from the root to each of `nodes`, path after path, and before that each one's path."""
+        """Return the number of each node's path, and the nodes from the root to each of `nodes`, path by path."""
         path, node = np.arange(len(nodes)), nodes
         paths, found = [path], [node]
         while len(path := path[(parents := self.parents[node]) >= 0]):
@@ -66,12 +66,12 @@ def separate(lengths: Ints | Sequence[int]) -> PrefixTrees:
 
 
 def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
-    """Return the trees of neighbours that begin with the same prompt, which ends before the first trained token.
+    """Return the trees of neighbours with the same prompt, which ends before the first trained token.
 
-    Where the prompts of neighbours differ in length, as those of turns that another sequence is trained on, the shorter
-    one counts. Tokens behind it are shared only with the same experts, if the batch has routes. A tree that is more
-    than `max_tokens` with every node padded to `alignment` is cut into several; and nothing is shared that would take
-    more tokens in padding, or more keys to gather, than it saves.
+    If the prompts of neighbours differ in length, as for turns trained in another sequence, the shorter one counts. If
+    the batch has routes, later tokens are shared only if their experts are equal. A tree with more than `max_tokens`,
+    with every node padded to `alignment`, is split into several. Nothing is shared if it would cost more tokens of
+    padding, or more gathered keys, than it saves.
     """
     found = _Nodes(
         max_tokens, alignment, np.zeros(len(batch.lengths), np.int64), np.zeros(len(batch.lengths), np.int64)
@@ -91,7 +91,7 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
 
 
 def _find_alike(batch: Batch, starts: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of sequences, from the first to before the last, with the length of the prompt that they share."""
+    """Yield runs of sequences, as first and end, with the length of their common prompt."""
     tokens, ends = batch.tokens, starts + batch.lengths
     trained = np.append(np.flatnonzero(batch.fields.get("loss_mask", np.empty(0)) > 0), len(tokens))
     next_trained = trained[np.searchsorted(trained, starts)]
@@ -108,7 +108,7 @@ def _find_alike(batch: Batch, starts: NDArray[np.int64]) -> Iterator[tuple[int, 
 
 
 def _make_rows(batch: Batch, start: int, length: int, prompt: int) -> NDArray[np.uint8]:
-    """Return a row of bytes for each token of a sequence; tokens with equal rows are computed alike, and sort alike."""
+    """Return a row of bytes for each token of a sequence; tokens with equal rows have equal results and sort alike."""
     here = slice(start, start + length)
     words = batch.tokens[here].astype(">u4").view(np.uint8).reshape(length, 4)
     if batch.routes is None:
@@ -119,20 +119,20 @@ def _make_rows(batch: Batch, start: int, length: int, prompt: int) -> NDArray[np
 
 
 def _count_common(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
-    """Return how many first rows are equal."""
+    """Return the number of equal leading rows."""
     n = min(len(one), len(other))
     differ = (one[:n] != other[:n]).any(1)
     return int(differ.argmax()) if differ.any() else n
 
 
 def _keep_worthwhile(common: Sequence[int], alignment: int) -> list[int]:
-    """Lower the tokens that neighbours have in common where to share them would cost more than it saves.
+    """Reduce the common tokens of neighbours if sharing them would cost more than it saves.
 
-    Neighbours with equal numbers branch from one node, of which all but one copy of its tokens is saved; it has padding
-    of its own, half the alignment on average, and gathers the keys of its path.
+    Neighbours with equal numbers branch from one node, which saves all but one copy of its tokens. The node has its own
+    padding, half the alignment on average, and gathers the keys of its path.
     """
     result = [0] * len(common)
-    nodes: list[tuple[int, list[int]]] = []  # that are open: where each ends, and the pairs that branch there
+    nodes: list[tuple[int, list[int]]] = []  # open nodes: the end of each, and the pairs that branch there
     for i, end in enumerate([*common, 0]):
         pairs = [i]
         while nodes and nodes[-1][0] > end:
@@ -154,7 +154,7 @@ def _keep_worthwhile(common: Sequence[int], alignment: int) -> list[int]:
 
 @dataclass
 class _Nodes:
-    """Builds trees of sequences that come in the order of their tokens; `path` leads to the last one's leaf."""
+    """A builder of trees from sequences in the order of their tokens; `path` leads to the last sequence's leaf."""
 
     max_tokens: int
     alignment: int
@@ -166,7 +166,7 @@ class _Nodes:
     family: int = -1
 
     def add(self, sequence: int, length: int, common: int) -> None:
-        """Add a sequence that begins with `common` tokens of the last one."""
+        """Add a sequence that starts with `common` tokens of the last one."""
         path = [node for node in self.path if self.nodes[node][2] < common]
         start, end = self.nodes[path[-1]][2:] if path else (0, 0)
         added = self._pad(length - common)
@@ -184,7 +184,7 @@ class _Nodes:
         self.leaves[sequence], self.families[sequence] = path[-1], self.family
 
     def _split(self, node: int, at: int) -> int:
-        """Cut a node in two and return the upper one, which is new."""
+        """Split a node in two and return the upper one, which is new."""
         parent, source, start, _ = self.nodes[node]
         self.nodes.append([parent, source, start, at])
         self.nodes[node][0], self.nodes[node][2] = len(self.nodes) - 1, at

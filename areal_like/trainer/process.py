@@ -11,7 +11,7 @@ from areal_like.trainer.engine import EngineSpec, Rendezvous
 
 
 def prepare_process(spec: EngineSpec) -> torch.device:
-    """Set threads and determinism; return this process's device. Raises ValueError where it lacks it."""
+    """Set threads and determinism; return this process's device. Raises ValueError if the device is missing."""
     on_gpu, deterministic = spec.device == "cuda", spec.config.megatron.use_deterministic_algorithms
     if on_gpu != torch.cuda.is_available():
         raise ValueError(
@@ -22,14 +22,14 @@ def prepare_process(spec: EngineSpec) -> torch.device:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.use_deterministic_algorithms(deterministic)
     if (logger := logging.getLogger("megatron")).level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)  # it warns about its own defaults, at every start and from every rank
+        logger.setLevel(logging.ERROR)  # it warns about its own defaults at every start on every rank
     return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def join(rendezvous: Rendezvous, device: torch.device, *, from_host: bool = False) -> None:
-    """Join the process group of all ranks: nccl between GPUs, with gloo for what is sent `from_host`; gloo on CPU.
+    """Join the process group of all ranks: nccl between GPUs, with gloo for data sent `from_host`; gloo on CPU.
 
-    Raises torch.distributed's errors, which name the rank, when a rank does not come in time.
+    Raises torch.distributed's errors, which name the rank, if a rank does not join in time.
     """
     timeout, on_gpu = timedelta(seconds=rendezvous.timeout_s), device.type == "cuda"
     store = dist.TCPStore(

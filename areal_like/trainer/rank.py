@@ -19,21 +19,21 @@ type MakeSender = Callable[[TrainEngine, int, str], Any]  # of the engine, its r
 
 
 class TrainerRank:
-    """Rank of a trainer, as `areal_like.trainer.remote.Trainer` calls it; `address` is the rank's own."""
+    """A rank of a trainer, called by `areal_like.trainer.remote.Trainer`; `address` is the rank's own."""
 
     def __init__(self, rank: int, world_size: int, address: str) -> None:
         self._rank, self._world_size, self._address = rank, world_size, address
         self._listener: socket | None = None
 
     def listen(self, address: str) -> tuple[str, int]:
-        """Open the socket at which the ranks will meet; returns its address and port. Rank 0 only."""
+        """Open the socket of the ranks' rendezvous; return its address and port. Rank 0 only."""
         self._listener = listen(address)
         return address, self._listener.getsockname()[1]
 
     def build(self, address: str, port: int, timeout_s: float, spec: EngineSpec, make_sender: MakeSender) -> None:
-        """Meet the other ranks and build the engine. Raises ValueError for an unknown backend.
+        """Join the other ranks and build the engine. Raises ValueError for an unknown backend.
 
-        The ranks of one host meet at its loopback address, and their gloo groups listen there alone.
+        Ranks on one host use its loopback address, and their gloo groups listen only there.
         """
         rendezvous = Rendezvous(self._rank, self._world_size, address, port, timeout_s, self._listener)
         with gloo_on_loopback() if address == LOOPBACK else nullcontext():
@@ -41,7 +41,7 @@ class TrainerRank:
         self._sender = make_sender(self._engine, self._rank, self._address)
 
     def is_there(self) -> None:
-        """Answer, as a living process does that is not in another call."""
+        """Return immediately, which shows that the process is alive and idle."""
 
     def engine(self, method: str, *arguments: Any) -> Any:
         """Call one method of the engine."""
@@ -50,7 +50,7 @@ class TrainerRank:
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each weight under its Hugging Face name.
 
-        The first call gathers them on every rank; later ones return those of the weights that the sender gathers.
+        The first call gathers the weights on every rank; later calls use the weights that the sender gathers.
         """
         from areal_like.rollout.sglang.checksum import checksum, numbers
 

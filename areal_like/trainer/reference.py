@@ -1,4 +1,4 @@
-"""The reference policy: log-probs of a model that stays as it was, or follows the actor at a distance."""
+"""The reference policy: log-probs of a model that is frozen, or slowly follows the actor."""
 
 import asyncio
 import shutil
@@ -11,10 +11,10 @@ from areal_like.types import Batch, Floats
 
 
 class Reference:
-    """A trainer without optimizer that takes weights from the actor's, whatever the layouts of the two.
+    """A trainer without optimizer that receives weights from the actor's trainer, in any two layouts.
 
-    They go through a checkpoint below `directory`, which every host sees. Where `trainer` is the actor's, the reference
-    is the actor without its adapters, which never changes.
+    The weights are sent as a checkpoint below `directory`, which every host can read. If `trainer` is the actor's, the
+    reference is the actor without its adapters, which never changes.
     """
 
     def __init__(self, config: ReferenceConfig, trainer: Trainer, actor: Trainer, directory: Path) -> None:
@@ -22,8 +22,8 @@ class Reference:
         self._path = directory / "reference"
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
-        """Log-probs of the batch's tokens, `[tokens]`, and 0 where its `loss_mask` is."""
-        own = replace(batch, routes=None)  # the servers' experts are the actor's
+        """Return log-probs of the batch's tokens, `[tokens]`, 0 where `loss_mask` is 0."""
+        own = replace(batch, routes=None)  # the routes are of the actor's experts
         if self._trainer is self._actor:
             return await self._actor.log_probs(own, temperature, adapted=False)
         return await self._trainer.log_probs(own, temperature)
@@ -34,7 +34,7 @@ class Reference:
         return every is not None and step % every == 0
 
     async def update(self, *, decay: float | None = None) -> None:
-        """Average the reference with the actor: keep the share `decay`, by default `ref.ema_decay`."""
+        """Average the reference with the actor; `decay` is the reference's share, by default `ref.ema_decay`."""
         await self._actor.save_hf(self._path, phase="saving for the reference")
         await self._trainer.load_hf(self._path, self._config.ema_decay if decay is None else decay)
         await asyncio.to_thread(shutil.rmtree, self._path)

@@ -1,4 +1,4 @@
-"""A trainer as the controller sees it: one object whose ranks are Ray actors."""
+"""The controller's handle of a trainer, whose ranks are Ray actors."""
 
 import asyncio
 import time
@@ -13,12 +13,12 @@ from areal_like.errors import CheckpointError
 from areal_like.trainer.engine import PARTS, Part
 from areal_like.types import Batch, Floats, LossSpec
 
-CHECKPOINT = "checkpoint"  # the phase that errors name
+CHECKPOINT = "checkpoint"  # the phase's name in errors
 SAVED_POLL_S = 0.2
 
 
 class Trainer:
-    """All ranks of one trainer. Every rank gets the same call; what they compute together is assembled here."""
+    """All ranks of one trainer. Every rank receives the same call; their results are assembled here."""
 
     def __init__(self, ranks: WorkerGroup) -> None:
         self._ranks = ranks
@@ -30,14 +30,14 @@ class Trainer:
         return self._ranks
 
     async def log_probs(self, batch: Batch, temperature: float, *, adapted: bool = True) -> Floats:
-        """Log-probs of the batch's tokens under the current weights, `[tokens]`, and 0 where its `loss_mask` is.
+        """Return log-probs of the batch's tokens with the current weights, `[tokens]`, 0 where `loss_mask` is 0.
 
-        They are the model's with its adapters, if it has any.
+        With `adapted`, the model includes its adapters, if it has any.
         """
         return await self._per_token("log_probs", batch, temperature, adapted, phase="log-probs")
 
     async def values(self, batch: Batch) -> Floats:
-        """Return a critic's values, `[tokens]`: each is made from the tokens before, and is 0 at a sequence's first."""
+        """Return a critic's values, `[tokens]`, each computed from earlier tokens; 0 at a sequence's first token."""
         return await self._per_token("values", batch, phase="values")
 
     async def _per_token(self, method: str, batch: Batch, *arguments: Any, phase: str) -> Floats:
@@ -55,7 +55,7 @@ class Trainer:
         return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
 
     async def warm_up(self, batch: Batch) -> None:
-        """Have a training step's kernels compiled by one that changes nothing; `batch` needs a `loss_mask` alone."""
+        """Compile a training step's kernels in a step that changes nothing; `batch` needs only a `loss_mask`."""
         await self._ranks.call_all("engine", "warm_up", batch, phase="warm-up step")
 
     async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
@@ -63,22 +63,22 @@ class Trainer:
         await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
 
     async def save_adapters(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
-        """Write the adapters as PEFT does."""
+        """Write the adapters in PEFT's format."""
         await self._ranks.call_all("engine", "save_adapters", path, phase=phase, timeout=timeout_s)
 
     async def load_hf(self, path: Path, decay: float) -> None:
-        """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones."""
+        """Average the current weights, with the share `decay`, with those of a Hugging Face checkpoint."""
         await self._ranks.call_all("engine", "load_hf", path, decay, phase="loading")
 
     async def save(self, path: Path) -> None:
-        """Copy model, optimizer and schedule to host memory, from where the ranks write them to a directory."""
+        """Copy model, optimizer and schedule to host memory; the ranks then write them to the directory `path`."""
         self._saving = path
         await self._ranks.call_all("engine", "save", path, phase=CHECKPOINT)
 
     async def finish_save(self, timeout_s: float) -> None:
-        """Return when what `save` began is on disk; calls made meanwhile are not kept waiting by it.
+        """Wait until the checkpoint of `save` is on disk, without blocking other calls.
 
-        Raises CheckpointError where ranks have not written their shares after `timeout_s`.
+        Raises CheckpointError if ranks have not written their shares after `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         while late := [rank for rank, saved in enumerate(await self._wait_saved()) if not saved]:
@@ -96,11 +96,11 @@ class Trainer:
         return await self._ranks.call_all("engine", "is_saved", phase=CHECKPOINT)
 
     async def load(self, path: Path) -> None:
-        """Continue from what `save` wrote, in whatever layout that was."""
+        """Load a checkpoint of `save`, written in any layout."""
         await self._ranks.call_all("engine", "load", path, phase="loading the checkpoint")
 
     async def offload(self, parts: Sequence[Part] = PARTS) -> None:
-        """Free the device memory of the parts on every rank; they wait in host memory."""
+        """Free the device memory of the parts on every rank; they move to host memory."""
         await self._ranks.call_all("engine", "offload", parts, phase="offload")
 
     async def onload(self, parts: Sequence[Part] = PARTS) -> None:
@@ -115,7 +115,7 @@ class Trainer:
     async def transfer(self, step: str, *arguments: Any, timeout_s: float) -> Any:
         """Run one step of the transport's sender on every rank; return rank 0's answer.
 
-        Raises WorkerError, which names the ranks that did not end it in time.
+        Raises WorkerError, which names the ranks that exceeded the time limit.
         """
         return (await self.transfers(step, *arguments, timeout_s=timeout_s))[0]
 

@@ -10,10 +10,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 
 class Saving:
-    """Output of `write` in the directory `path`, together with that of the other ranks, in a thread of its own.
+    """A thread that runs `write` for this rank's part of a checkpoint in the directory `path`.
 
-    `write` calls torch's `distributed.checkpoint.save`, with a process group of its own, and a state that does not
-    change meanwhile.
+    `write` calls torch's `distributed.checkpoint.save`, with its own process group and a state that does not change
+    meanwhile.
     """
 
     def __init__(self, path: Path, write: Callable[[], object]) -> None:
@@ -23,13 +23,13 @@ class Saving:
         thread.shutdown(wait=False)
 
     def is_written(self) -> bool:
-        """Return whether the shares of all ranks are on disk. Raises OSError where one cannot be."""
+        """Return whether the shares of all ranks are on disk. Raises OSError if a write failed."""
         if done := self._writing.done():
             self._wait()
         return done
 
     def finish(self) -> None:
-        """Return when the checkpoint is complete; every rank calls it. Raises OSError as `is_written`."""
+        """Wait until the checkpoint is complete; every rank calls this method. Raises OSError as `is_written`."""
         self._wait()
         dist.barrier()
 
@@ -38,5 +38,5 @@ class Saving:
             self._writing.result()
         except CheckpointException as error:
             cause = next(iter(error.failures.values()))[0]
-            free = disk_usage(self._path).free >> 20  # stated because torch's message hides that a disk is full
+            free = disk_usage(self._path).free >> 20  # torch's message does not show that a disk is full
             raise OSError(f"{self._path} cannot be written; {free} MiB are free there: {cause}") from error

@@ -1,4 +1,4 @@
-"""Keeps a warm-up step from changing the state that the first step starts from."""
+"""Preserves the state before the first step during a warm-up step."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ def _anything(inputs: LossInputs, parameters: None) -> tuple[Tensor, dict[str, T
     return inputs.logprobs if inputs.values is None else inputs.values, {}
 
 
-ANYTHING = LossSpec(_anything)  # a loss that needs no field, of an actor and of a critic
+ANYTHING = LossSpec(_anything)  # a loss without fields, for an actor and a critic
 
 
 def remember_buffers(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
@@ -31,7 +31,7 @@ def remember_buffers(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
 
 @contextmanager
 def keep_state(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
-    """Put back torch's random numbers and what models count in buffers, after the body."""
+    """Restore torch's random state and the counters in models' buffers after the body."""
     put_back = remember_buffers(models)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield

@@ -1,6 +1,6 @@
-"""A critic's head: one value per token where a language model has its output layer.
+"""A critic's head: one value per token, in place of a language model's output layer.
 
-In a checkpoint it is `score.weight`, `[1, hidden]`, float32, as in transformers' sequence classifiers of one label:
+In a checkpoint it is `score.weight`, `[1, hidden]`, float32, as in transformers' sequence classifiers with one label:
 `AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)` loads it. A checkpoint without it gets a new
 head.
 """

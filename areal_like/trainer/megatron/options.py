@@ -1,4 +1,4 @@
-"""Which fields of Megatron-core's TransformerConfig a run sets, and which of them a user may."""
+"""The fields of Megatron-core's TransformerConfig that a run sets, and those that a user may set."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ _FIXED = (
     *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device", "config_logger_dir"),
     *("overlap_p2p_comm", "use_ring_exchange_p2p", "num_microbatches_with_partial_activation_checkpoints"),
 )
-# What the model computes; the servers compute it too, from the same config.json.
+# Properties of the model, which the servers read from the same config.json.
 _FROM_MODEL = frozenset(
     {
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -51,7 +51,7 @@ _FROM_MODEL = frozenset(
         *("moe_router_enable_expert_bias", "moe_router_force_load_balancing", "moe_router_force_biased"),
     }
 )
-# With these the trainer would compute another model than the servers do.
+# With these the trainer would compute another model than the servers.
 _OTHER_MODEL = frozenset(
     {
         *("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor", "moe_pad_expert_input_to_capacity"),
@@ -101,7 +101,7 @@ _GPU_ONLY = (
 
 
 def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = actor_key) -> Iterator[OptionProblem]:
-    """Yield problems of the entries of `megatron.override_transformer_config`; `key` is that of a role's setting."""
+    """Yield problems of `megatron.override_transformer_config`; `key` returns the key of a role's setting."""
     for name, value in overrides.items():
         if problem := _problem(name, value, device, key):
             yield problem
@@ -150,7 +150,7 @@ def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | 
 
 
 def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | None:
-    """Return the problem of a load-balancing type: it moves tokens to other experts, or differs from its name."""
+    """Return the problem of a load-balancing type that moves tokens to other experts or has a misleading name."""
     if "seq_aux_loss" in value:
         message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
         return OptionProblem("RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
@@ -161,7 +161,7 @@ def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | 
 
 
 def _decided_elsewhere(name: str, key: KeyOf) -> tuple[str, str] | None:
-    """Return the code and the reason why a field is not the user's to set, if it is not."""
+    """Return the code and the reason if the user must not set a field."""
     owned, model = "RUN-MEGATRON-OPTION-OWNED", "RUN-MEGATRON-OPTION-MODEL"
     if name in _FROM_ALLOCATION:
         return owned, f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
@@ -185,11 +185,11 @@ def row_multiple(overrides: Mapping[str, Any]) -> int:
 
 
 def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
-    """Return the modules that `moe_layer_recompute` adds to the recomputed ones; nothing without it.
+    """Return the recomputed modules that `moe_layer_recompute` adds, {} if it is not set.
 
-    Megatron's own option of that name is deprecated, and recomputes attention as well.
+    Megatron's own option of that name is deprecated, and also recomputes attention.
     """
-    if not megatron.moe_layer_recompute or megatron.recompute_granularity == "full":  # which covers experts too
+    if not megatron.moe_layer_recompute or megatron.recompute_granularity == "full":  # "full" includes experts
         return {}
     present = megatron.recompute_modules
     if present is None:
@@ -198,7 +198,7 @@ def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
 
 
 def _not_overlapped(megatron: MegatronConfig) -> dict[str, Any]:
-    """Return an override against overlapped shared experts, which bridges set for some models, if recomputed."""
+    """Return an override that disables overlapped shared experts, which bridges set for some models, if recomputed."""
     return {"moe_shared_expert_overlap": False} if "shared_experts" in (megatron.recompute_modules or ()) else {}
 
 
@@ -224,8 +224,7 @@ def layout_options(sizes: ParallelSizes, dtype: Any) -> dict[str, Any]:
 def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
     """Return the fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
 
-    Parallel sizes and data types are the bridge's to set. Raises ValueError for overrides that `check_overrides`
-    refuses.
+    The bridge sets parallel sizes and data types. Raises ValueError for overrides that `check_overrides` rejects.
     """
     megatron = engine.megatron
     overrides = megatron.override_transformer_config
@@ -250,7 +249,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         **recompute_modules(megatron),
         **_not_overlapped(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
-        "bias_dropout_fusion": False,  # without dropout it is an addition, for which compiled code costs the host more
+        "bias_dropout_fusion": False,  # without dropout it is an addition, and compiled code needs more host time
         **overrides,
     }
     if "attention_backend" in overrides:

@@ -1,9 +1,9 @@
-"""A micro-batch as Megatron's attention takes it, where sequences share a prompt too.
+"""Micro-batches as input of Megatron's attention, including sequences that share a prompt.
 
-Megatron-core 0.19 knows no such packs. It takes them for one sequence, but for its rotary embedding, which is that of
-each token's own position, and in attention, where keys and values are gathered and the real pieces are told. With
-context parallelism each rank gathers the keys and values of all ranks: the ring of Transformer Engine passes on chunks
-of a sequence, but the keys of a piece are anywhere in the pack.
+Megatron-core 0.19 does not support packs with shared prompts. It treats such a pack as one sequence, except in the
+rotary embedding, which uses each token's own position, and in attention, which gathers keys and values and receives the
+actual pieces. With context parallelism each rank gathers the keys and values of all ranks: Transformer Engine's ring
+passes on chunks of a sequence, but a piece's keys may be anywhere in the pack.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch
 
-# of a piece's queries the last attends to all keys; Transformer Engine's name, which Megatron has no AttnMaskType for
+# a piece's last query attends to all keys; Transformer Engine's name, for which Megatron has no AttnMaskType
 _LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
 
 
 @dataclass
 class SharedPrompts(PackedSeqParams):
-    """A pack as one sequence; `positions` `[t]` of all ranks, `places` `[keys]` and `pieces` say what it is."""
+    """A pack as one sequence, described by `positions` `[t]` of all ranks, `places` `[keys]` and `pieces`."""
 
     positions: Tensor | None = None
     places: Tensor | None = None
@@ -41,7 +41,7 @@ def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
         return _thd(PackedSeqParams, ends, longest, ends, longest)
     total = len(keys.positions)
     cp = total // micro_batch.tokens.shape[1]
-    alone = {"local_cp_size": 1} if cp > 1 else {}  # attention of one rank, which has gathered the keys of all
+    alone = {"local_cp_size": 1} if cp > 1 else {}  # attention on one rank, which has gathered all keys
     pieces = _thd(PackedSeqParams, ends, longest, keys.cu_seqlens, keys.max_seqlen, **alone)
     whole = ends[:: len(ends) - 1] * cp
     return _thd(SharedPrompts, whole, total, whole, total, positions=keys.positions, places=keys.places, pieces=pieces)
@@ -54,9 +54,9 @@ def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tenso
 
 
 def allow_shared(models: Iterable[torch.nn.Module]) -> None:
-    """Have models, each Megatron's GPTModel, compute packs that `pack_of` made, whatever pipeline stage they are.
+    """Enable packs of `pack_of` in models, each Megatron's GPTModel on any pipeline stage.
 
-    Raises ValueError for a model with states, which sequences cannot share.
+    Raises ValueError for a model with recurrent states, which sequences cannot share.
     """
     for model in models:
         if model.config.experimental_attention_variant == "gated_delta_net":
@@ -91,7 +91,7 @@ def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> t
 
 
 def _note_positions(attention: torch.nn.Module, arguments: tuple, named: Mapping[str, Any]) -> None:
-    """Keep the positions of a pack for the rotary embedding, which latent attention computes itself."""
+    """Store a pack's positions for the rotary embedding, which latent attention computes itself."""
     pack = named.get("packed_seq_params")
     attention._positions = pack.positions if isinstance(pack, SharedPrompts) else None
 

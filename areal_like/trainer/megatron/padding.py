@@ -1,7 +1,7 @@
-"""Keeps padding out of what routers count: auxiliary losses and the load that moves their biases.
+"""Excludes padding from routers' statistics: auxiliary losses and the load that updates their biases.
 
-Megatron-core 0.19 has a mask for that. Here it becomes exact where tensor and context ranks hold different numbers of
-real tokens, finite where a micro-batch has none, and of the right shape for the biases.
+Megatron-core 0.19 has a mask for that. This module makes it exact if tensor and context ranks hold different numbers of
+real tokens, finite if a micro-batch has none, and gives it the right shape for the biases.
 """
 
 from typing import Any
@@ -17,9 +17,9 @@ _apply_expert_bias = TopKRouter._apply_expert_bias
 
 
 def router_padding(padding: Tensor, model: torch.nn.Module) -> Tensor | None:
-    """Return the mask `[1, t]` as a pipeline stage wants it, True at padding; None for a model without experts.
+    """Return the mask `[1, t]` for a pipeline stage, True at padding; None for a model without experts.
 
-    The first stage cuts it for sequence parallelism; the others have it cut already.
+    The first stage splits the mask for sequence parallelism; the other stages need it already split.
     """
     config = get_model_config(model)
     if not config.num_moe_experts:
@@ -31,7 +31,7 @@ def router_padding(padding: Tensor, model: torch.nn.Module) -> Tensor | None:
 
 
 def ignore_padding() -> None:
-    """Have Megatron's routers honour the mask."""
+    """Make Megatron's routers apply the mask."""
     router.get_tokens_per_expert_and_token_count = _count_tokens
     TopKRouter._apply_expert_bias = _move_bias
 
@@ -39,9 +39,9 @@ def ignore_padding() -> None:
 def _count_tokens(
     routing_map: Tensor, reduce_group: Any, topk: int, with_padding_mask: bool = False
 ) -> tuple[Tensor, Tensor | int, Tensor | int]:
-    """Count tokens per expert, of this rank, and of all; with a mask, this rank's as the mean over the group's ranks.
+    """Count tokens per expert, of this rank and of all ranks; with a mask, the rank's count is the mean of the group.
 
-    Megatron multiplies the loss by the rank's number, which weighs the loss's share of every rank alike only so.
+    Megatron multiplies the loss by the rank's count, so only the mean gives every rank's share the same weight.
     """
     per_expert, local, total = get_tokens_per_expert_and_token_count(routing_map, reduce_group, topk, with_padding_mask)
     if with_padding_mask:

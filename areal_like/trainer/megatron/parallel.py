@@ -1,4 +1,4 @@
-"""Process group and Megatron's parallel state of one rank."""
+"""The process group and Megatron's parallel state of one rank."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ORDER = "tp-cp-ep-dp-pp"
 def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.device, seed: int) -> None:
     """Join the process group and build Megatron's grids: dense over tp, cp, dp, pp; experts over etp, ep, edp, pp.
 
-    Raises ValueError when the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the
-    rank, when a rank does not come in time.
+    Raises ValueError if the number of ranks does not fit `sizes`, and torch.distributed's errors, which name the rank,
+    if a rank does not join in time.
     """
     world_size = sizes.tp * sizes.cp * sizes.dp * sizes.pp
     if rendezvous.world_size != world_size:
@@ -48,25 +48,27 @@ def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.devic
 
 
 def shutdown() -> None:
-    """Leave all process groups; gloo's threads end with the last object that holds a group, so models come first."""
+    """Destroy all process groups; gloo's threads end with the last reference to a group, so release models first."""
     parallel_state.destroy_model_parallel()
-    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # left out there
-    destroy_moe_metrics_tracker()  # names groups too
+    parallel_state._INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = None  # not reset by Megatron
+    destroy_moe_metrics_tracker()  # refers to groups, too
     RotaryEmbedding.forward.cache_clear()
     dist.destroy_process_group()
     gc.collect()
 
 
 def forget_last_pass(models: Iterable[torch.nn.Module]) -> None:
-    """Free what experts keep of their last forward pass: by its graph, which Python's collector does not see, the
-    hooks of parameters hold the model and its process groups for good.
+    """Free the experts' data of their last forward pass.
+
+    Its autograd graph is invisible to Python's collector, and keeps the model and its process groups alive through
+    hooks of parameters.
     """
     for module in (module for model in models for module in model.modules() if isinstance(module, MoELayer)):
         vars(module.token_dispatcher).clear()
 
 
 def wait_for_weights(layer: torch.nn.Module) -> None:
-    """Wait for a layer's weights where ranks still gather them (`overlap_param_gather`), as a call of it would do.
+    """Wait for a layer's weights if ranks still gather them (`overlap_param_gather`), like a call of the layer.
 
     Megatron-core 0.19 waits in hooks before a module's `forward` (`core/distributed/distributed_data_parallel.py`).
     """
@@ -80,6 +82,6 @@ def is_data_source() -> bool:
 
 
 def sum_over_context(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the ranks that share each sequence, differentiable; every one of them has to call it."""
+    """Return the sum over the ranks that share each sequence, differentiable; all of them must call it."""
     group = parallel_state.get_context_parallel_group()
     return all_reduce(tensor, group=group) if group.size() > 1 else tensor

@@ -1,4 +1,4 @@
-"""Megatron's core attention in plain torch: on a CPU, and where Transformer Engine has no kernel (soft caps)."""
+"""Megatron's core attention in plain torch: on a CPU, and if Transformer Engine lacks a kernel (soft caps)."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, 
 
 
 class PlainAttention(torch.nn.Module):
-    """Causal attention over a pack of sequences, all of similar length in one call.
+    """Causal attention over a pack of sequences; sequences of similar length share a call.
 
-    With context parallelism each rank gathers all keys and values; queries stay where they are. Windows, sinks and
-    the config's `attn_logit_softcapping` are those of the layer.
+    With context parallelism each rank gathers all keys and values; queries stay where they are. It applies the layer's
+    window and sinks and the config's `attn_logit_softcapping`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PlainAttention(torch.nn.Module):
         self.scale = config.softmax_scale if softmax_scale is None else softmax_scale
         self.cap = getattr(config, "attn_logit_softcapping", None)
         slides = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
-        self.window = config.window_size[0] + 1 if slides else None  # which counts the query itself
+        self.window = config.window_size[0] + 1 if slides else None  # includes the query itself
         groups = (parallel_state.get_context_parallel_group(), parallel_state.get_tensor_model_parallel_group())
         self.cp_group, self.tp_group = groups if pg_collection is None else (pg_collection.cp, pg_collection.tp)
         self.softmax_offset = _sinks(config, self.tp_group.size()) if config.softmax_type == "learnable" else None
@@ -69,7 +69,7 @@ class PlainAttention(torch.nn.Module):
         if packed_seq_params is None or packed_seq_params.qkv_format != "thd":
             raise ValueError("attention in plain torch takes packed sequences only")
         cp, cp_rank = self.cp_group.size(), self.cp_group.rank()
-        if packed_seq_params.local_cp_size == 1:  # the caller has gathered
+        if packed_seq_params.local_cp_size == 1:  # the caller has gathered keys and values
             cp, cp_rank = 1, 0
         if cp > 1:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
@@ -81,7 +81,7 @@ class PlainAttention(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None, **unused: Any
     ) -> dict[str, Any]:
-        """Return the sinks, the only parameters, split among tensor-parallel ranks as heads are."""
+        """Return the sinks, the only parameters, split among tensor-parallel ranks like the heads."""
         if self.softmax_offset is None:
             return {}
         metadata = ensure_metadata_has_dp_cp_group(metadata)
@@ -100,7 +100,7 @@ def _sinks(config: TransformerConfig, tp: int) -> Parameter:
 
 
 def _groups_of(pack: PackedSeqParams, cp: int, cp_rank: int) -> list[SequenceGroup]:
-    """Return the groups, made once and used by every layer."""
+    """Return the groups, computed once and used by every layer."""
     groups = getattr(pack, "_groups", None)
     if groups is None:
         groups = pack._groups = group_by_length(pack.cu_seqlens_q, pack.cu_seqlens_kv, cp, cp_rank)

@@ -1,8 +1,8 @@
-"""Megatron-core's own verdict on a user's overrides, in a process of its own, as that takes torch.
+"""Megatron-core's own check of a user's overrides, in a separate process, because it needs torch.
 
     python -m areal_like.trainer.megatron.refusals < asked.json
 
-reads what is `Asked` and prints a `Verdict`, both as JSON.
+reads an `Asked` and prints a `Verdict`, both as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from areal_like.trainer.megatron.options import layout_options, transformer_opti
 
 
 class Asked(BaseModel):
-    """A role's settings and layout; `shape` are fields of TransformerConfig that follow from the model."""
+    """A role's settings and layout; `shape` has the fields of TransformerConfig that follow from the model."""
 
     engine: EngineConfig
     sizes: ParallelSizes
@@ -27,15 +27,17 @@ class Asked(BaseModel):
 
 
 class Verdict(BaseModel):
-    """Megatron's words against the overrides, None where there are none, and each that it would do to leave out."""
+    """Megatron's message about the overrides, None if there is none, and the overrides whose removal would fix it."""
 
     words: str | None
     one_too_many: list[str]
 
 
 def judge(asked: Asked) -> Verdict:
-    """Ignore refusals that occur without any override too: on a machine without Transformer Engine, for instance,
-    where a run for GPUs is checked."""
+    """Check overrides; ignore errors that also occur without overrides.
+
+    For example, a run for GPUs may be checked on a machine without Transformer Engine.
+    """
     overrides = asked.engine.megatron.override_transformer_config
     anyway, words = _refusal(asked, {}), _refusal(asked, overrides)
     if words == anyway:

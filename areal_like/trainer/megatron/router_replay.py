@@ -1,12 +1,11 @@
-"""Replay of the experts that the servers chose (R3, arXiv 2510.11370): a model's routers choose them again.
+"""Replay of the servers' experts (R3, arXiv 2510.11370) in a model's routers.
 
-The weights of these experts are gathered from the trainer's own scores, so that the router has its gradient.
-Megatron-core 0.19.2 has `moe/router_replay.py`, whose instances are in a list of the class, which two models of a
-process would share; here a router has its own stand-in, in the place of Megatron's, which
-`topk_routing_with_score_function` calls.
+The weights of these experts come from the trainer's own scores, so that the router has its gradient. Megatron-core
+0.19.2 has `moe/router_replay.py`, but its class keeps one list of instances, which two models in a process would share.
+Here each router has its own stand-in for Megatron's object, which `topk_routing_with_score_function` calls.
 
-A layer that is recomputed is called twice for a micro-batch: without gradients, and in the backward pass. These come in
-the order of the forward passes in every schedule, so the stand-in keeps what it was told until then.
+A recomputed layer is called twice for a micro-batch: without gradients, and in the backward pass. In every schedule the
+recomputations have the order of the forward passes, so the stand-in keeps the routes until then.
 """
 
 from collections import deque
@@ -24,7 +23,7 @@ UNKNOWN = -1  # on the device
 
 
 class _Replay:
-    """Tells one router its experts `[tokens, chosen]`, UNKNOWN where it chooses by itself; `layer` counts from 0."""
+    """Sets one router's experts `[tokens, chosen]`; UNKNOWN lets the router choose. `layer` counts from 0."""
 
     def __init__(self, layer: int) -> None:
         self.layer = layer
@@ -37,7 +36,7 @@ class _Replay:
         self._told, self._trains = experts, trains
 
     def forget(self) -> int:
-        """Drop everything; return the number of layers' forward passes that were to be recomputed, and were not."""
+        """Drop all routes; return the number of forward passes whose expected recomputation did not happen."""
         left, self._told = len(self._recomputed), None
         self._recomputed.clear()
         return left
@@ -50,7 +49,7 @@ class _Replay:
         group_topk: int | None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """Return scores and numbers of the experts; Megatron calls this in place of its own choice."""
+        """Return scores and numbers of the experts; Megatron calls this instead of its own selection."""
         own_scores, own = default_compute_topk(scores, topk, num_groups, group_topk)
         told = self._next()
         if told is None:
@@ -78,7 +77,7 @@ class RouterReplay:
         self._layers = layers_with_experts(routers[0].config) if routers else []
 
     def check(self, batch: Batch) -> None:
-        """Raise ValueError for routes of another number of layers than the model has with experts."""
+        """Raise ValueError if the number of layers in the routes differs from the model's layers with experts."""
         if batch.routes is not None and self._layers and batch.routes.shape[1] != len(self._layers):
             raise ValueError(
                 f"the routes are those of {batch.routes.shape[1]} layers, and the model has {len(self._layers)} with "
@@ -86,7 +85,7 @@ class RouterReplay:
             )
 
     def tell(self, model: torch.nn.Module, routes: Tensor | None, *, trains: bool) -> None:
-        """Give a model's routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
+        """Set the routes `[tokens, layers, chosen]` of the next micro-batch in a model's routers."""
         replays = self._of_models[id(model)]
         if routes is None or not replays:
             for replay in replays:

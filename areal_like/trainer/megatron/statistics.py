@@ -1,4 +1,4 @@
-"""Means over all tokens that a step trained on, known to every rank."""
+"""Means over all trained tokens of a step, equal on every rank."""
 
 from collections.abc import Mapping, Sequence
 
