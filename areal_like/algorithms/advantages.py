@@ -1,4 +1,4 @@
-"""Rewards to advantages. Pure functions on numpy arrays."""
+"""From rewards to advantages: pure functions on numpy arrays."""
 
 from collections.abc import Mapping
 
@@ -17,13 +17,13 @@ type Reals = NDArray[np.floating]
 
 
 def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | None = None) -> Floats:
-    """Return a value's distance from a mean, in standard deviations, each of the value's group or of all values.
+    """Return values minus a mean, divided by a standard deviation, each of the value's group or of all values.
 
     `values` and `groups` have the same shape; a group is named by its id, never by position, so groups may be
-    incomplete and in any order. `samples` names the sample of each value where one may have several: mean and deviation
-    are over samples, each of which counts once, by the mean of its values. A value whose group (or batch) has deviation
-    0 tells nothing about what was better: it becomes 0, and so does one whose sample is alone in the mean it would be
-    left out of. Within a group of n samples with a value each, |value| <= sqrt(n - 1), whatever is missing.
+    incomplete and in any order. `samples` has the sample of each value if a sample may have several values: mean and
+    deviation are over samples, each of which counts once, with the mean of its values. A value whose group (or batch)
+    has deviation 0 contains no preference and becomes 0, and so does the only sample of a leave-one-out mean. In a
+    group of n samples with one value each, |value| <= sqrt(n - 1), whatever is missing.
 
     Source: DeepSeekMath (arXiv 2402.03300), eq. 3, for group and group; Dr. GRPO (arXiv 2503.20783) without deviation;
     RLOO (arXiv 2402.14740), eq. 8, for `mean_leave1out`; Lite PPO (arXiv 2508.08221) for group and batch.
@@ -48,14 +48,14 @@ def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | Non
 
 
 def _members(groups: Ints, level: str) -> NDArray[np.int64]:
-    """Return the number of the set of values that each value belongs to."""
+    """Return the number of each value's set."""
     return np.unique(groups, return_inverse=True)[1] if level == "group" else np.zeros(len(groups), np.int64)
 
 
 def _means(
     values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return how many samples each set has, and their mean."""
+    """Return the number and the mean of each set's samples."""
     size = np.bincount(member, weight)
     return size, np.bincount(member, values * weight) / size
 
@@ -63,7 +63,7 @@ def _means(
 def _deviation(
     values: Reals, member: NDArray[np.int64], weight: NDArray[np.float64], *, unbiased: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.bool]]:
-    """Return the deviation of each set; False where it is only rounding of the values."""
+    """Return the deviation of each set; False if it is only a rounding error of the values."""
     size, mean = _means(values, member, weight)
     freedom = np.maximum(size - 1, 1) if unbiased else size
     deviation = np.sqrt(np.bincount(member, weight * (values - mean[member]) ** 2) / freedom)
@@ -79,15 +79,15 @@ def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, fact
 
 
 def estimate(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
-    """Return `advantages`, `loss_mask` if only some are trained on, and `returns` for a critic if there are `values`.
+    """Return `advantages`, `loss_mask` if only some tokens are trained, and a critic's `returns` if there are `values`.
 
-    `longest` is the longest response. The reward of a trajectory, shaped and normalised, is that of its last generated
-    token; each token's loses `kl_ctl` times its divergence from the reference. Advantages are GAE's of these, with the
-    critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the log-ratio of its probability to
-    the policy's, at the token alone: minus its mean is the reverse KL divergence; its likeliest ids are left to the
-    loss. Rewards of turns are credited to them and to those before. Tokens that no model generated do not count as
-    steps: the token after a tool's output follows the call. In the trees of groups whose samples share tokens a node
-    has the mean of its children's advantages.
+    `longest` is the length of the longest response. The last generated token has the trajectory's reward, shaped and
+    normalised; each token's reward is reduced by `kl_ctl` times its divergence from the reference. Advantages are GAE
+    of these rewards, with the critic's values or 0, times `reward_coef`. A teacher adds `teacher_coef` times the
+    log-ratio of its probability to the policy's at each token, whose negative mean is the reverse KL divergence; the
+    loss handles its likeliest ids. Rewards of turns are credited to their turn and earlier ones. Only generated tokens
+    are steps: the token after a tool's output follows the call. In trees of groups with shared tokens, a node has the
+    mean of its children's advantages.
 
     Source: GAE (arXiv 1506.02438), eq. 16; KL in the reward from Ziegler et al. (arXiv 1909.08593), eq. 2; the teacher
     from Thinking Machines Lab, On-Policy Distillation (2025), whose discount is 0.
@@ -100,7 +100,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
     by_turn = settings.turn_discount != 1 or "turn_rewards" in batch.fields
-    sampled_by_teacher = settings.teacher_coef and TEACHER_TOP not in batch.fields  # else the loss has the teacher
+    sampled_by_teacher = settings.teacher_coef and TEACHER_TOP not in batch.fields  # else the loss uses the teacher
     per_token = settings.kl_ctl or sampled_by_teacher or settings.discount != 1 or by_turn or experience.nodes
     if experience.nodes:
         credited = _credit_nodes(experience, shaped, settings, by_turn=by_turn)
@@ -123,7 +123,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     if sampled_by_teacher:
         log_ratio = (batch.fields["teacher_logprobs"] - batch.fields["behaviour_logprobs"])[generated]
         total += settings.teacher_coef * log_ratio
-    kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # of others no advantage counts
+    kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # other tokens' advantages do not count
     normal = np.zeros(len(total), np.float32)
     normal[kept] = normalise(total[kept], groups[kept], settings.adv_norm)
     fields = {"advantages": _clip(normal, settings)}
@@ -133,7 +133,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
 
 
 def _shape(experience: Experience, counts: NDArray[np.int64], settings: Settings, longest: int) -> NDArray[np.float64]:
-    """Return the reward of each trajectory less its baseline and its penalty for length, biased, scaled and clipped."""
+    """Return each trajectory's reward minus baseline and length penalty, biased, scaled and clipped."""
     shaped = experience.rewards.astype(np.float64)
     if settings.prompt_baseline:
         if experience.baselines is None:
@@ -154,7 +154,7 @@ def _clip(advantages: Floats, settings: Settings) -> Floats:
 
 
 def _divergence_cost(experience: Experience, settings: Settings) -> NDArray[np.float64] | float:
-    """Return what each generated token's divergence from the reference costs, `[generated tokens]`."""
+    """Return the cost of each generated token's divergence from the reference, `[generated tokens]`."""
     if not settings.kl_ctl:
         return 0.0
     fields = experience.batch.fields
@@ -164,7 +164,7 @@ def _divergence_cost(experience: Experience, settings: Settings) -> NDArray[np.f
 
 
 def _response_lengths(experience: Experience, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the generated tokens of each response, where samples share tokens with these; `counts` are its own."""
+    """Return each response's number of generated tokens, including shared ones; `counts` has its own tokens."""
     if not experience.nodes:
         return counts
     return np.array(
@@ -175,7 +175,7 @@ def _response_lengths(experience: Experience, counts: NDArray[np.int64]) -> NDAr
 def _credit_nodes(
     experience: Experience, shaped: NDArray[np.float64], settings: Settings, *, by_turn: bool
 ) -> NDArray[np.float64]:
-    """Return rewards of generated tokens, whose sums to go are the normalised values of their nodes.
+    """Return rewards of generated tokens whose suffix sums are the normalised values of their nodes.
 
     Rewards of trajectories are normalised before they become values, unless rewards of turns or a discount between
     turns make values of their own, which are normalised as those of turns are.
@@ -202,11 +202,11 @@ def _credit_nodes(
 def _credit_turns(
     experience: Experience, shaped: NDArray[np.float64], counts: NDArray[np.int64], settings: Settings
 ) -> NDArray[np.float64]:
-    """Return rewards of generated tokens, whose sums to go are the normalised returns of their turns.
+    """Return rewards of generated tokens whose suffix sums are the normalised returns of their turns.
 
-    A turn is a run of generated tokens. Its return is its own reward and those of later turns of its trajectory,
-    discounted by turn, with the trajectory's reward `shaped` at the last one. A sample counts once in the mean of its
-    group, by the mean of the returns of its turns.
+    A turn is a run of generated tokens. Its return is its own reward plus the rewards of later turns of its trajectory,
+    discounted by turn, with the trajectory's reward `shaped` at the last turn. A sample counts once in the mean of its
+    group, with the mean of its turns' returns.
     """
     fields = experience.batch.fields
     generated = fields["loss_mask"] > 0
@@ -235,7 +235,7 @@ def gae(
     discount: float,
     decay: float,
 ) -> NDArray[np.float64]:
-    """Return generalised advantages of episodes, back to back, `[steps]`; `lengths` is `[episodes]`, none of it 0.
+    """Return generalised advantages of concatenated episodes, `[steps]`; `lengths` `[episodes]` are positive.
 
     A[t] = sum over l of (discount decay)^l delta[t + l], with delta[t] = r[t] + discount V[t + 1] - V[t], and V = 0
     after an episode's end.
@@ -248,14 +248,14 @@ def gae(
     result = rewards + discount * following - values
     longest_first = np.argsort(-lengths, kind="stable")
     last, lengths = last[longest_first], lengths[longest_first]
-    for back in range(1, int(lengths[0])):  # one step of all episodes that are as long
+    for back in range(1, int(lengths[0])):  # one step of all episodes of at least this length
         step = last[: np.searchsorted(-lengths, -back)] - back
         result[step] += discount * decay * result[step + 1]
     return result
 
 
 def _fill_places(places: NDArray[np.bool], values: Floats) -> Floats:
-    """Return the values at their places, `[tokens]`, 0 elsewhere."""
+    """Return an array `[tokens]` with the values at their places and 0 elsewhere."""
     result = np.zeros(len(places), np.float32)
     result[places] = values
     return result

@@ -1,7 +1,7 @@
-"""Scored trajectories to what the trainer takes.
+"""From scored trajectories to the trainer's batches.
 
-Every array is made once, by joining the trajectories' own; at 512 groups of 16 responses no index of their tokens would
-be affordable.
+Every array is created once, by concatenating the trajectories' arrays; with 512 groups of 16 responses, an index of
+all tokens would be too expensive.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, Fini
 
 
 def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
-    """Return the trajectories with a reward, as policy version `version` trains on them; None without any."""
+    """Join the trajectories with a reward, for training policy version `version`; return None without any."""
     scored = [item for item in trajectories if item.reward is not None]
     if not scored:
         return None
@@ -33,9 +33,9 @@ def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
 
 
 def number_samples(groups: Sequence[int], samples: Sequence[int]) -> Ints:
-    """Return the number of each pair among all different ones, in order.
+    """Return the rank of each pair among the distinct pairs.
 
-    One number for a pair, which numpy sorts without the interpreter's lock: to sort pairs held it for 100 ms at 50,000.
+    Encodes a pair as one number, which numpy sorts without the GIL; sorting 50,000 pairs held the GIL for 100 ms.
     """
     group, sample = np.array(groups, np.int64), np.array(samples, np.int64)
     pairs = group * (sample.max() - sample.min() + 1) + sample
@@ -43,7 +43,7 @@ def number_samples(groups: Sequence[int], samples: Sequence[int]) -> Ints:
 
 
 def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
-    """Return trajectories back to back, as policy version `version` trains on them."""
+    """Concatenate trajectories for training policy version `version`."""
     versions = np.concatenate([item.versions for item in trajectories])
     fields = {
         "loss_mask": (versions >= 0).astype(np.float32),
@@ -70,7 +70,7 @@ def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
 
 
 def _join_images(trajectories: Sequence[Trajectory]) -> tuple[Images, ...] | None:
-    """Return the images of each trajectory, equal ones as one object, which then travels to the ranks once."""
+    """Return the images of each trajectory; equal images are one object, which is sent to the ranks once."""
     known: dict[bytes, bytes] = {}
     images = tuple(tuple(known.setdefault(image, image) for image in item.images) for item in trajectories)
     return images if any(images) else None
@@ -89,9 +89,9 @@ def with_field(experience: Experience, name: str, values: Floats) -> Experience:
 def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> list[Batch]:
     """Return at most `n` batches, one optimizer step each, with the fields that the algorithm adds to the experience's.
 
-    Trajectories are dealt to the batches in turn, so that groups are spread over them; those of which the algorithm
-    wants no token are left out, and [] is returned if none are left. An algorithm with a temperature of its own trains
-    all tokens at it and over the whole vocabulary, however they were sampled.
+    Trajectories are assigned to the batches in turn, which spreads groups over them. Trajectories without trained
+    tokens are left out; if none remain, the result is []. An algorithm with its own temperature trains all tokens at
+    this temperature and over the whole vocabulary, however they were sampled.
     """
     batch = experience.batch if algorithm.temperature is None else _without_sampling(experience.batch)
     fields = dict(batch.fields)
@@ -111,7 +111,7 @@ def _without_sampling(batch: Batch) -> Batch:
 
 
 def _without_zero_advantages(batch: Batch) -> Batch:
-    """Return the trajectories with advantages, or one if there are none, with weights that keep the mean over all."""
+    """Return the trajectories with nonzero advantages, at least one, with weights that keep the mean over all."""
     wanted = np.flatnonzero(_per_sequence(np.abs(batch.fields["advantages"]), batch.lengths))
     part = _part(batch, wanted if len(wanted) else np.zeros(1, np.int64))
     mask = part.fields["loss_mask"]
@@ -142,7 +142,7 @@ def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:
 
 
 def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
-    """Return weights with which the loss is a mean over sequences, of means over their tokens.
+    """Return weights that make the loss a mean over sequences of the means over their tokens.
 
     Source: DeepSeekMath (arXiv 2402.03300), eq. 3: 1/G sum over i of 1/|o_i| sum over t.
     """
@@ -152,7 +152,7 @@ def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
 
 
 def constant_length(mask: Floats, lengths: Ints, *, length: int) -> Floats:
-    """Return weights with which the loss is a mean over sequences, of sums over their tokens divided by `length`.
+    """Return weights that make the loss a mean over sequences of the sums over their tokens, divided by `length`.
 
     Source: Dr. GRPO (arXiv 2503.20783), listing 1: `masked_mean` with MAX_TOKENS.
     """
@@ -161,7 +161,7 @@ def constant_length(mask: Floats, lengths: Ints, *, length: int) -> Floats:
 
 
 def _per_sequence(mask: Floats, lengths: Ints) -> NDArray[np.float64]:
-    """Return how many tokens of each sequence are trained on, `[sequences]`."""
+    """Return the number of trained tokens of each sequence, `[sequences]`."""
     return np.add.reduceat(mask, np.cumsum(lengths) - lengths, dtype=np.float64)
 
 

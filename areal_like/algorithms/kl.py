@@ -11,7 +11,7 @@ MOST_EXPONENT = 20.0  # e^20 is 5e8: far beyond any use of a ratio, and finite i
 def divergence(log_ratio: Any, estimator: KLEstimator) -> Any:
     """Return KL(policy, reference) from samples of the policy, per token; `log_ratio` is log policy - log reference.
 
-    k1 is unbiased and may be negative, k2 is its square's half, biased and never negative, k3 is unbiased and never
+    k1 is unbiased and may be negative, k2 is half of its square, biased and never negative, k3 is unbiased and never
     negative. Exponents are limited to MOST_EXPONENT.
 
     Source: Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).

@@ -1,9 +1,8 @@
 """Losses as pure functions on flat tensors; every tensor is `[tokens]`, one value per predicted token.
 
-A loss takes LossInputs and its own parameters, those of policy gradients the run's `Settings`. It returns the loss of
-every token and statistics of every token, under names of its own; the engine averages both over the tokens whose
-`loss_mask` is 1, over all ranks. The controller imports these functions to name them, so torch is imported for its
-types alone.
+A loss takes LossInputs and its own parameters; policy gradients take the run's `Settings`. It returns the loss and
+named statistics of every token; the engine averages both over the tokens of all ranks whose `loss_mask` is 1. The
+controller imports these functions to name them, so torch is imported only for its types.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ type TokenLoss = tuple[Tensor, dict[str, Tensor]]
 class Sequences:
     """Index of each token's sequence, of `count` in the batch: `numbers` `[tokens]`.
 
-    A sequence's tokens may lie on several context-parallel ranks: `over_ranks` sums a tensor over these, with gradient.
-    All of them have to ask for the same sums and means.
+    A sequence's tokens may be on several context-parallel ranks: `over_ranks` sums a tensor over these ranks, with
+    gradient. All of them must request the same sums and means.
     """
 
     numbers: Tensor
@@ -51,9 +50,9 @@ class LossInputs:
     """Inputs of a loss.
 
     `logprobs` are the current policy's, with gradient, and `entropy` its entropy; `fields` are the batch's; `sequences`
-    joins what is of one sequence. `choices` are the current policy's log-probs, with gradient, of the ids that a
-    teacher finds likeliest, `[tokens, k]`, where the batch has them. A critic's loss gets `values`, with gradient,
-    instead: its `logprobs` and `entropy` are empty.
+    maps tokens to sequences. `choices` `[tokens, k]` has the current policy's log-probs, with gradient, of the
+    teacher's likeliest ids, if the batch has them. A critic's loss gets `values`, with gradient, instead: its
+    `logprobs` and `entropy` are empty.
     """
 
     logprobs: Tensor
@@ -88,10 +87,10 @@ def sft(inputs: LossInputs, parameters: None) -> TokenLoss:
 def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
     """Return PPO's loss, clipped against the proximal policy and weighted by its ratio to the behaviour policy.
 
-    Fields: `advantages`, `behaviour_logprobs` (the servers', temperature applied), `on_policy` (1 where the token was
-    made with the weights that the step starts from), and `proximal_logprobs` (the weights that the step starts from);
-    without the last the current policy is the proximal one, which is exact for the first optimizer step of a batch.
-    With a weight for the KL divergence also `reference_logprobs`.
+    Fields: `advantages`, `behaviour_logprobs` (the servers', temperature applied), `on_policy` (1 if the token was
+    generated with the weights at the start of the step), and `proximal_logprobs` (of the weights at the start of the
+    step). Without `proximal_logprobs`, the current policy is the proximal one, which is exact for the first optimizer
+    step of a batch. A KL term also needs `reference_logprobs`.
 
     Source: AReaL (arXiv 2505.24298), eq. 5; PPO (arXiv 1707.06347), eq. 7, where not decoupled; clip-higher from DAPO
     (arXiv 2503.14476); a sequence's ratio from GSPO (arXiv 2507.18071), eq. 7; dual clip from Ye et al.
@@ -123,7 +122,7 @@ def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the ratio that is clipped, with gradient, the behaviour weight, and statistics of both."""
+    """Return the ratio to be clipped, with gradient, the behaviour weight, and statistics of both."""
     fields, current = inputs.fields, inputs.logprobs.detach()
     behaviour = fields["behaviour_logprobs"]
     proximal = fields.get("proximal_logprobs", current)
@@ -145,7 +144,7 @@ def ratios(inputs: LossInputs, settings: Settings) -> tuple[Tensor, Tensor, dict
 
 
 def log_ratio_to_start(inputs: LossInputs, settings: Settings) -> Tensor:
-    """Return each token's log-ratio to the weights at the start of the step, or, not decoupled, to the servers'."""
+    """Return each token's log-ratio to the weights at the start of the step, or to the servers' if not decoupled."""
     behaviour = inputs.fields["behaviour_logprobs"]
     start = inputs.fields.get("proximal_logprobs", inputs.logprobs.detach())
     return inputs.logprobs - (start if settings.use_decoupled_loss else behaviour)
@@ -201,7 +200,7 @@ def with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stat
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """Parameters of `value_loss`: a value that moved further than `clip` is not pulled on; None: all values are."""
+    """Parameters of `value_loss`: values that moved further than `clip` get no gradient; None disables the clip."""
 
     clip: float | None
 
@@ -233,7 +232,7 @@ def value_loss(inputs: LossInputs, parameters: ValueLoss) -> TokenLoss:
 def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
     """Return the loss of direct preference optimization, linear around the weights that the step starts from.
 
-    A pair's two sequences may lie in different micro-batches and ranks, so that neither's loss can read the other's
+    The two sequences of a pair may be in different micro-batches and ranks, so neither's loss can read the other's
     log-probs. Fields, the same at all tokens of a sequence, are those of `preferences.every_pair`: the value of the
     sequence's loss, and its slope by the sequence's log-probs. Both are exact in the first optimizer step of a batch.
 

@@ -19,7 +19,7 @@ def cpgd(inputs: LossInputs, settings: Settings) -> TokenLoss:
     log_ratio, logprobs = ratio.log(), inputs.logprobs
     least = -math.inf if settings.eps_clip >= 1 else math.log(1 - settings.eps_clip)
     excess = log_ratio - log_ratio.clamp(least, math.log(1 + settings.eps_clip_higher))
-    outside = (excess * advantages) > 0  # further than the clip, in the direction of the gain
+    outside = (excess * advantages) > 0  # beyond the clip, in the direction of the gain
     clipped = logprobs - excess.where(outside, excess.new_zeros(()))
     stats["clip_share"] = outside.to(ratio.dtype)
     return with_regularisers(inputs, settings, -weight * clipped * advantages, stats)

@@ -9,13 +9,13 @@ from areal_like.types import Floats
 
 
 def every_pair(experience: Experience, beta: float) -> Mapping[str, Floats]:
-    """Return DPO's loss at the weights that the step starts from, of all pairs of a group whose rewards differ.
+    """Return DPO's loss, at the weights at the start of the step, of all pairs in a group with different rewards.
 
-    Returns fields `[trajectories]`, with which a mean over those that have a partner is the mean over all pairs:
-    `pair_loss`, of its pairs; `slope`, that loss's derivative by the trajectory's own log policy - log reference;
-    `margin` and `preferred_share`, over its pairs; `loss_mask`, 0 for those without a partner. Reads
-    `proximal_logprobs` and `reference_logprobs`. With all pairs, a response that is alone among seven others counts
-    seven times: at margins near 0 the gradient is that of rewards less their group's mean.
+    Returns fields `[trajectories]` whose mean over trajectories with a partner is the mean over all pairs: `pair_loss`,
+    of its pairs; `slope`, the loss's derivative by the trajectory's own log policy - log reference; `margin` and
+    `preferred_share`, over its pairs; `loss_mask`, 0 without a partner. Reads `proximal_logprobs` and
+    `reference_logprobs`. With all pairs, a response that is alone among seven others counts seven times: at margins
+    near 0 the gradient is that of rewards less their group's mean.
 
     Source: DPO (arXiv 2305.18290), eq. 7; pairs ranked by a judge while training from Online AI feedback
     (arXiv 2402.04792), which draws two responses to a prompt.

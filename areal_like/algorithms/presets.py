@@ -1,4 +1,4 @@
-"""The algorithms that a configuration can name, and a user's own."""
+"""The built-in algorithms by name, and users' own."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ from areal_like.types import Floats, Ints, LossSpec, Trajectory
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
-    """Return the Algorithm that the key `algorithm` names, or that a user's function builds from the configuration.
+    """Return the Algorithm named by the key `algorithm`, or built from the configuration by a user's function.
 
     Raises UserCodeError.
     """
@@ -71,7 +71,7 @@ def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Float
 
 
 def tells_apart(group: Sequence[Trajectory]) -> bool:
-    """Return whether a group's rewards, also of turns, differ; a group without any is kept: its verifier failed.
+    """Return whether a group's rewards, or turns' rewards, differ; keep a group without rewards: its verifier failed.
 
     Source: DAPO (arXiv 2503.14476), eq. 11.
     """
@@ -79,7 +79,7 @@ def tells_apart(group: Sequence[Trajectory]) -> bool:
 
 
 def _by_turn(item: Trajectory) -> list[float]:
-    """Return the rewards of a trajectory's turns, without the zeros of those after the last that has one."""
+    """Return the rewards of a trajectory's turns, without zeros after the last reward."""
     starts = np.flatnonzero(np.diff(item.generated, prepend=False) & item.generated)
     if item.turn_rewards is None or not len(starts):
         return []
@@ -88,7 +88,7 @@ def _by_turn(item: Trajectory) -> list[float]:
 
 
 def online_dpo(config: RunConfig) -> Algorithm:
-    """Return the algorithm of DPO on all pairs that the rewards of each group rank."""
+    """Return the DPO algorithm on all pairs of each group, ranked by reward."""
     return Algorithm(
         targets=partial(every_pair, beta=config.actor.dpo_beta),
         loss=LossSpec(dpo),

@@ -1,4 +1,4 @@
-"""The choice of the trajectories that are trained on, after all of them counted in the normalisation of rewards."""
+"""The selection of trained trajectories, after the normalisation of rewards over all of them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +8,9 @@ from areal_like.algorithms.types import Experience
 
 
 def select(experience: Experience, settings: Settings) -> NDArray[np.bool] | None:
-    """Return which trajectories are trained on, None for all.
+    """Return a mask of the trained trajectories, None for all.
 
-    The bounds of a group apply to the mean of its rewards as they were given; a sample counts once in it.
+    The bounds of a group apply to the mean of its original rewards, in which a sample counts once.
     """
     low, high = settings.group_reward_above, settings.group_reward_below
     if not settings.mask_truncated and low is None and high is None:

@@ -1,6 +1,6 @@
-"""Differences between policy-gradient algorithms: each preset is a set of defaults, which keys of the actor may change.
+"""Settings of policy-gradient algorithms: each preset is a set of defaults, which the actor's keys may change.
 
-A field without a key of its name is decided by the preset alone.
+Only the preset sets a field that has no key of its name.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ CAP, GEOMETRIC_CAP = 5.0, 1.01  # default of `behave_imp_weight_cap`, by the lev
 
 @dataclass(frozen=True)
 class Settings:
-    """The keys' values with those of a preset; their meaning is the keys' (`areal_like/config/schema/`).
+    """The keys' values merged with a preset; the keys define their meaning (`areal_like/config/schema/`).
 
     `objective` is the loss of a token (`objectives.py`); `critic` takes advantages from a critic's values, and
     `prompt_baseline` subtracts the value of its prompt from each reward.
@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def weight_bounds(self) -> tuple[float, float]:
-        """Return floor and cap of the behaviour weight; a floor of 0 is none.
+        """Return floor and cap of the behaviour weight; 0 means without a floor.
 
         A geometric mean is near 1 and leaves it in both directions: its cap is 1.01 by default and its floor 1 / cap.
         """
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def only_advantages(self) -> bool:
-        """Whether a trajectory whose advantages are 0 adds nothing to any gradient."""
+        """Whether a trajectory with zero advantages contributes nothing to any gradient."""
         return not (self.critic or self.entropy_coeff or self.kl_loss_coef)
 
 
@@ -95,7 +95,7 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         "dapo": Settings(
             reward_norm=IN_GROUP, eps_clip_higher=0.28, overlong_penalty_factor=1.0, dynamic_sampling=True
         ),
-        # Back to basics (arXiv 2402.14740): the whole response is one action, so that its tokens' terms are summed
+        # Back to basics (arXiv 2402.14740): the whole response is one action, so its tokens' terms are summed
         "rloo": Settings(reward_norm=LEFT_OUT, loss_agg_mode="constant"),
         # REINFORCE++ (arXiv 2501.03262)
         "reinforce_pp": Settings(adv_norm=IN_BATCH),
@@ -130,8 +130,8 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         "sapo": Settings(reward_norm=IN_GROUP, objective="sapo", loss_agg_mode="sequence_mean"),
         # PPO (arXiv 1707.06347) with GAE (arXiv 1506.02438)
         "ppo": Settings(adv_norm=IN_BATCH, critic=True),
-        # On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): the reverse KL of each token. Its
-        # mean over the step is a baseline, which that text does without.
+        # On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): the reverse KL of each token. Unlike
+        # in the source, its mean over the step is a baseline.
         "distill": Settings(reward_norm=IN_GROUP, adv_norm=CENTRED, reward_coef=0.0, teacher_coef=1.0),
     }
 )
@@ -139,7 +139,7 @@ KEYS = tuple(field.name for field in fields(Settings) if field.name in ActorConf
 
 
 def settings_of(preset: Settings, actor: ActorConfig) -> Settings:
-    """Return the preset with every key that is set; `eps_clip` alone is the range on both sides."""
+    """Return the preset with all set keys; `eps_clip` alone is the range on both sides."""
     given = {key: value for key in KEYS if (value := getattr(actor, key)) is not None}
     if actor.eps_clip is not None:
         given.setdefault("eps_clip_higher", actor.eps_clip)

@@ -1,10 +1,10 @@
-"""Credit in the trees of groups, whose samples share turns or parts of a response.
+"""Credit assignment in the trees of groups whose samples share turns or parts of a response.
 
-A node is worth its own reward and the mean of what follows it: of its children, and of the trajectories that end there.
-A mean over the trajectories below would count a child more the more often it branches again, as long responses do.
+The value of a node is its own reward plus the mean over its continuations: its children, and the trajectories that end
+there. A mean over all trajectories below would give more weight to children that branch more, as long responses do.
 
-Source: TreeRL (arXiv 2506.11902), section 3.2, and Tree-GRPO (arXiv 2509.21240), for values of nodes by those below
-them, and for the parent's value as a baseline.
+Source: TreeRL (arXiv 2506.11902), section 3.2, and Tree-GRPO (arXiv 2509.21240), for values of nodes from their
+descendants, and for the parent's value as a baseline.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ type Doubles = NDArray[np.float64]
 class Trees:
     """The nodes of all trajectories of a step, parents before children; a root's parent is -1.
 
-    `trained` has a (node, trajectory, place) for each node that is trained, trajectory after trajectory; its last token
-    is at `place` in the batch.
+    `trained` has (node, trajectory, place) for each trained node, trajectory by trajectory; its last token is at
+    `place` in the batch.
     """
 
     parents: list[int] = field(default_factory=list)
     trained: list[tuple[int, int, int]] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # of each trajectory: the node it ends with
-    continued: list[bool] = field(default_factory=list)  # whether its sample continues from there in another trajectory
+    ends: list[int] = field(default_factory=list)  # the last node of each trajectory
+    continued: list[bool] = field(default_factory=list)  # whether the sample continues from it in another trajectory
 
     @property
     def forks(self) -> list[int]:
-        """The nearest ancestor of each node with several continuations, -1 where there is none."""
+        """The nearest ancestor of each node with several continuations, -1 if there is none."""
         ways = Counter(self.parents)
         ways.update(end for end, continued in zip(self.ends, self.continued, strict=True) if not continued)
         found: list[int] = []
@@ -45,7 +45,7 @@ class Trees:
 
 
 def find_trees(experience: Experience) -> Trees:
-    """Return the trees of a step's trajectories; one without nodes is a chain of its turns."""
+    """Return the trees of a step's trajectories; a trajectory without nodes is a chain of its turns."""
     trees, numbers = Trees(), dict[tuple[int, int, int], int]()
     batch = experience.batch
     generated = batch.fields["loss_mask"] > 0
@@ -78,9 +78,9 @@ def _chain(generated: NDArray[np.bool]) -> Sequence[Node]:
 
 
 def values_of(trees: Trees, of_trajectories: Doubles, own: Doubles, discount: float) -> Doubles:
-    """Return the value of each node: its `own` reward and the mean of what follows it.
+    """Return the value of each node: its `own` reward plus the mean over its continuations.
 
-    That are its children's values, discounted, and those `of_trajectories` that end there.
+    The continuations are its children's values, discounted, and the values `of_trajectories` that end there.
     """
     total, count = np.zeros(len(own)), np.zeros(len(own))
     for end, continued, value in zip(trees.ends, trees.continued, of_trajectories.tolist(), strict=True):
@@ -97,7 +97,7 @@ def values_of(trees: Trees, of_trajectories: Doubles, own: Doubles, discount: fl
 
 
 def spread(trees: Trees, worth: Doubles, places: NDArray[np.int64]) -> Doubles:
-    """Return rewards of the tokens at `places`, the generated ones, whose sums to go are the `worth` of their nodes."""
+    """Return rewards of the generated tokens, at `places`, whose suffix sums are the `worth` of their nodes."""
     result = np.zeros(len(places))
     following = [
         worth[after[0]] if after[1] == trajectory else 0.0

@@ -1,4 +1,4 @@
-"""The type of an algorithm: a value that the loop, the batch and the loss follow."""
+"""The type of an algorithm, which configures the loop, the batch and the loss."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Experience:
     """The scored trajectories of a step, joined.
 
     `rewards`, `groups` and `samples` (ids) are `[trajectories]`. The conversations of one episode are one sample, which
-    counts once in the statistics of its group; samples of different groups have different ids. `batch` holds their
-    tokens, with the fields, all `[tokens]`, `loss_mask` (1 on what was generated), `behaviour_logprobs`, `on_policy` (1
-    where the step's own version generated the token), and those of the passes that the algorithm needs. `truncated`
-    `[trajectories]` are those whose generation ended at a limit of tokens. `baselines` `[trajectories]` are the
-    values of their prompts from earlier steps, if the algorithm needs them. `nodes` `[trajectories]` are their paths in
-    the trees of their groups, () if no trajectory has one.
+    counts once in the statistics of its group; samples of different groups have different ids. `batch` has their tokens
+    and fields, all `[tokens]`: `loss_mask` (1 for generated tokens), `behaviour_logprobs`, `on_policy` (1 if the step's
+    own version generated the token), and the results of the passes that the algorithm needs. `truncated`
+    `[trajectories]` marks trajectories that ended at a token limit. `baselines` `[trajectories]` has the values of
+    their prompts from earlier steps, if the algorithm needs them. `nodes` `[trajectories]` has their paths in the trees
+    of their groups, () if no trajectory has one.
     """
 
     rewards: Floats
@@ -46,15 +46,15 @@ class Experience:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """From scored trajectories to a loss.
+    """The path from scored trajectories to a loss.
 
-    `targets` makes the fields that the loss reads beside those of the experience, such as `advantages`, each
-    `[trajectories]` or `[tokens]`; a `loss_mask` among them leaves out what it has as 0. `loss` is the policy's,
-    `critic` the critic's, which `values` come from. A group that `keeps` says no to is generated anew from another
-    prompt. `weights`, given `loss_mask` `[tokens]` and `lengths` `[sequences]` of a mini-batch, says how much each
-    token counts in its mean, `[tokens]`; None: all trained tokens count the same. With `skips_zero_advantages`,
-    trajectories whose `advantages` are all 0 are left out of the training pass, and the others count as they would.
-    The policy is trained at `temperature`; None: at that of sampling (`gconfig.temperature`).
+    `targets` computes the loss's fields that the experience lacks, such as `advantages`, each `[trajectories]` or
+    `[tokens]`; a `loss_mask` among them excludes tokens or trajectories with 0. `loss` is the policy's loss, `critic`
+    is the loss of the critic that computes `values`. A group that `keeps` rejects is replaced by a group of another
+    prompt. `weights` maps `loss_mask` `[tokens]` and `lengths` `[sequences]` of a mini-batch to each token's weight in
+    the mean, `[tokens]`; with None all trained tokens have the same weight. With `skips_zero_advantages`, trajectories
+    whose `advantages` are all 0 are left out of the training pass, without changing the weight of the others. The
+    policy is trained at `temperature`; None means the temperature of sampling (`gconfig.temperature`).
     """
 
     targets: Callable[[Experience], Mapping[str, Floats]]
@@ -68,11 +68,11 @@ class Algorithm:
 
     @property
     def losses(self) -> list[LossSpec]:
-        """Losses that travel to the ranks."""
+        """Losses that are sent to the ranks."""
         return [spec for spec in (self.loss, self.critic) if spec is not None]
 
     @property
     def user_modules(self) -> list[ModuleType]:
-        """Modules that go to the ranks with the losses, by value: they may not be able to import it."""
+        """Modules sent to the ranks with the losses, by value, because the ranks may be unable to import them."""
         parts = [part for spec in self.losses for part in (spec.function, type(spec.parameters))]
         return [module for part in parts for module in user_modules(part)]
