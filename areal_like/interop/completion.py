@@ -18,7 +18,7 @@ from areal_like.interop.rules.translation import MISSING, Translation
 _FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 _DIVERGENCES = ("actor.kl_loss_coef", "actor.kl_ctl")
 _NORMS = ("actor.reward_norm", "actor.adv_norm")
-_ENDLESS = ("slime", "roll", "trinity")  # their number of steps counts, whatever the epochs
+_ENDLESS = ("slime", "roll", "trinity")  # their number of steps overrides the epochs
 _PACKED = ".mb_spec.max_tokens_per_mb"
 _READ = (
     "prompt_field",
@@ -66,7 +66,7 @@ def complete(peer: Translation) -> None:
 
 
 def _sampling(peer: Translation) -> None:
-    """Bound the number of ids that are sampled from, where not all are."""
+    """Bound the number of sampled ids if sampling is truncated."""
     top_k, cut = peer.ours.get("gconfig.top_k", -1), peer.ours.get("gconfig.top_p", 1) != 1
     if isinstance(top_k, int) and (top_k > MOST_KEPT or (cut and top_k < 1)):
         peer.ours["gconfig.top_k"] = MOST_KEPT
@@ -181,7 +181,7 @@ def _default(key: str, preset: Any) -> Any:
 
 
 def drop_refused(peer: Translation) -> str:
-    """Return the YAML without values that our keys refuse; values that the user has to fill in stay `???`."""
+    """Return the YAML without values that our keys reject; values that the user must fill in stay `???`."""
     ours = peer.ours
     for _ in range(4):
         try:
@@ -224,7 +224,7 @@ def _with_stand_ins(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _room(peer: Translation, config: RunConfig) -> None:
-    """Drop a context that is too short, and make micro-batches large enough for the longest sequence."""
+    """Remove a context length that is too short, and enlarge micro-batches for the longest sequence."""
     if config.sglang.context_length and config.context_length < (needed := config.longest_generated + SERVER_RESERVE):
         length = peer.ours.pop("sglang.context_length", None)
         peer.unneeded["sglang.context_length"] = f"{length} is too short and left out: the run needs {needed}"

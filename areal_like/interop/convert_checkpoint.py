@@ -1,6 +1,6 @@
 """`areal-like convert-checkpoint`: from Hugging Face to Megatron's distributed checkpoint, and back.
 
-This module does the part that needs no torch: it finds the source and checks that it is complete.
+This module does the part without torch: it finds the source and checks that it is complete.
 `trainer/megatron/conversion.py` converts.
 """
 
@@ -37,15 +37,15 @@ def convert(
     dtype: str | None = None,
     leave_out: Sequence[str] = (),
 ) -> str:
-    """Convert `source` into the other form, at `target`, which appears when it is complete; None: only audit.
+    """Convert `source` to the other format at `target`, which appears when it is complete; with None, only audit.
 
-    A source is a directory: in Hugging Face form, a Megatron distributed checkpoint, a run or one of its checkpoints
+    A source is a directory: in Hugging Face format, a Megatron distributed checkpoint, a run or one of its checkpoints
     (`recover/step-N`, or a role's in it). `model` is the directory with config and tokenizer of a Megatron checkpoint,
-    if the checkpoint lacks them. Returns a summary in words. Raises CheckpointError, and leaves nothing behind then.
-    Run it in a process of its own, because it hides the GPUs.
+    if the checkpoint lacks them. Returns a summary. Raises CheckpointError, and then leaves no files. Run it in a
+    separate process, because it hides the GPUs.
     """
     _check_target(target)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it when it is imported
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it on import
     if (source / "config.json").is_file():
         files, chosen = _weight_files(source), _bridge(source, bridge)
         with _appearing(target) as partial, _megatron() as megatron:
@@ -116,7 +116,7 @@ def _bridge(path: Path, wanted: str | None) -> str:
 
 
 def _find(source: Path, model: Path | None) -> _Source:
-    """Return the source that a trainer has written. Raises CheckpointError."""
+    """Return the source of a trainer's checkpoint. Raises CheckpointError."""
     path, run = _of_run(source)
     own = model or path / DESCRIPTIONS
     if (path / CONFIG).is_file() and (model or (own / "config.json").is_file()):

@@ -91,7 +91,7 @@ def _role_layouts(allocation: Allocation, peer: Translation) -> None:
     actor = next((text for backend, text in texts.items() if backend in ("megatron", "fsdp")), None)
     for role in [role for role in _ROLES if peer.said.get(f"{role}.backend")]:
         peer.ours.pop(f"{role}.backend", None)
-        own, _ = read("areal", str(peer.get(f"{role}.backend")))  # whose key it is
+        own, _ = read("areal", str(peer.get(f"{role}.backend")))  # AReaL alone has this key
         where = {name: peer.ours.pop(f"{role}.scheduling_strategy.{name}", None) for name in ("type", "target")}
         if own == actor and where["type"] != "separation" and where["target"] in (None, "actor"):
             peer.unneeded[f"{role}.backend"] = "the role has the actor's layout and GPUs"
@@ -123,7 +123,7 @@ def _cluster(gpus: int, peer: Translation) -> None:
 
 
 def _two_roles(text: str, peer: Translation) -> str:
-    """Return the allocation without the roles that have sections of their own."""
+    """Return the allocation without roles that have their own sections."""
     groups = []
     for group in parse(text).groups:
         kept = tuple(member for member in group.members if not member.name or member.name.text in ("actor", "rollout"))

@@ -18,7 +18,7 @@ from areal_like.interop.rules.translation import MISSING, Translation
 
 _LISTS = ("target_modules", "recompute_modules", "stop_token_ids")
 _SECTIONS = {key.partition(".")[0] for key in all_keys()}
-_TELLING = {  # a system by its keys
+_TELLING = {  # keys that identify a system
     "slime": r"--(rollout-num-gpus|hf-checkpoint|rollout-batch-size)\b",
     "siirl": r"\bsiirl\b",
     "trinity": r"(?m)^(explorer|synchronizer|buffer):|trainer_config:",
@@ -91,14 +91,14 @@ def migrate(text: str, system: str | None = None) -> Migration:
 
 
 def _unread(text: str, reading: Reading) -> list[str]:
-    """Return the settings of a verl or siiRL script that the reading lacks: the shell alone knows where they go."""
+    """Return the settings of a verl or siiRL script that the reading lacks: only the shell knows their place."""
     lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     named = re.findall(r"(?:^|[\s+'\"(])\+{0,2}(actor_rollout_ref\.[\w.]+)=", lines)
     return sorted({key for key in named if reading.find(key) is None and key not in reading.settings})
 
 
 def _as_actor(text: str, system: str) -> str:
-    """Return ROLL's configuration with the sections of its other pipelines under the names of its RL pipeline."""
+    """Return ROLL's configuration with the sections of its other pipelines renamed to those of its RL pipeline."""
     if system == "roll":
         for section, actor in (("(?:sft|student)_train", "actor_train"), ("student_infer", "actor_infer")):
             text = re.sub(rf"(?m)^{section}:", f"{actor}:", text)
@@ -123,7 +123,7 @@ def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any
         if target and annotation_of(target) is not None:
             done.missing[target] = f"{key} is {text}, a value that only the shell knows"
             yield key, MISSING
-        elif re.fullmatch(r"\$\{[\w.]+\}", setting.value):  # of a section, or of a key that is not set
+        elif re.fullmatch(r"\$\{[\w.]+\}", setting.value):  # refers to a section, or to a key that is not set
             yield key, setting.value
         elif known and known[1].together:
             yield key, text

@@ -51,7 +51,7 @@ def _algorithm(peer: Translation) -> None:
 
 
 def _norm(peer: Translation, name: str) -> None:
-    """Write a normalisation: an absent norm is none, a section without a level has AReaL's default."""
+    """Write a normalisation: an absent norm means none; a section without a level has AReaL's default."""
     given = {key.rpartition(".")[2]: value for key, value in peer.keys_below(f"actor.{name}")}
     if not given:
         peer.norm(f"actor.{name}")
@@ -66,10 +66,10 @@ def _norm(peer: Translation, name: str) -> None:
 
 
 def _behaviour(peer: Translation) -> None:
-    """Write the clip's centre and the weight of the distance from the policy that generated."""
+    """Write the clip's centre and the behaviour weight."""
     decoupled, recomputed = peer.is_on("actor.use_decoupled_loss"), peer.is_on("actor.recompute_logprob")
     peer.ours["actor.use_decoupled_loss"] = decoupled or recomputed
-    if not decoupled:  # the trainer's or the servers' log-probs, and no other weight
+    if not decoupled:  # the trainer's or the servers' log-probs, without another weight
         peer.behaviour("disabled")
         return
     cap = peer.get("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
@@ -124,7 +124,7 @@ def _data(peer: Translation) -> None:
 
 def _rollouts(peer: Translation) -> None:
     most, group = peer.get("rollout.max_concurrent_rollouts"), peer.get("gconfig.n_samples")
-    if isinstance(most, int) and isinstance(group, int):  # groups there, samples here
+    if isinstance(most, int) and isinstance(group, int):  # AReaL counts groups, areal-like samples
         peer.ours["rollout.max_concurrent_rollouts"] = most * group
     parser = peer.said.get("rollout.agent.tool_call_parser")
     if parser:

@@ -13,7 +13,7 @@ _RESHARDED = "the trainer is FSDP on the same GPUs, because Megatron's takes no 
 
 
 def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = (), image_key: str = "") -> bool:
-    """Return whether the model is one of text and images that is trained here; note another one that images need.
+    """Return whether the model is a vision-language model that is trained here; note an unsupported one.
 
     The model is known by its path, images by the names of the data or by the key of their column, `image_key`.
     """
@@ -31,7 +31,7 @@ def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = 
 
 
 def write_rows(peer: Translation, why: str) -> None:
-    """Leave images that the other system changes on their way to the user."""
+    """Leave images that the other system preprocesses to the user."""
     for section in ("train_dataset", "valid_dataset"):
         if f"{section}.path" in peer.ours:
             peer.fill(f"{section}.path", f"{why}: write the rows as my_data.py:rows (docs/vision.md)")
@@ -50,6 +50,6 @@ def _reshard(peer: Translation) -> None:
         role, _, name = key.partition(".megatron.")
         if name == "param_offload" and peer.ours[key] is True:
             peer.ours[f"{role}.offload"] = True
-        if name != "recompute_granularity":  # whose name under FSDP follows with the other roles'
+        if name != "recompute_granularity":  # its name under FSDP is written with the other roles
             del peer.ours[key]
             peer.unneeded[key] = "it is Megatron's, and the trainer is FSDP"

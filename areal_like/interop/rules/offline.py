@@ -1,4 +1,4 @@
-"""Training on the responses of a dataset, which other systems start by a pipeline or a command of its own."""
+"""Training on the responses of a dataset, which other systems start with a separate pipeline or command."""
 
 from areal_like.algorithms.settings import KEYS
 from areal_like.interop.rules.translation import MISSING, Translation
@@ -8,7 +8,7 @@ _OF_POLICY_GRADIENTS = tuple(f"actor.{name}" for name in (*KEYS, "reward_norm", 
 
 
 def train_on_dataset(peer: Translation, algorithm: str, steps: int = 1) -> None:
-    """Write `algorithm`, with one optimizer step per batch; the workflow, which reads the responses, is the user's."""
+    """Write `algorithm`, with one optimizer step per batch; the workflow for the responses is left to the user."""
     for key in [key for key in peer.ours if key.startswith(_OF_POLICY_GRADIENTS)]:
         del peer.ours[key]
     peer.ours |= {
@@ -19,7 +19,7 @@ def train_on_dataset(peer: Translation, algorithm: str, steps: int = 1) -> None:
     peer.missing.pop("actor.ppo_n_minibatches", None)
     for key in [key for key in peer.ours if key.startswith(("gconfig.top_", "gconfig.min_p"))]:
         del peer.ours[key]
-    peer.ours["gconfig.temperature"] = 1.0  # of the log-probs; no response is sampled for training
+    peer.ours["gconfig.temperature"] = 1.0  # for log-probs; training does not sample responses
     example = f"examples/offline/{_EXAMPLES[algorithm]}.py:run"
     peer.fill("workflow", f"{example} trains on the responses of a dataset (docs/algorithms.md)")
 

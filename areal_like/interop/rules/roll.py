@@ -60,7 +60,7 @@ def _distil(peer: Translation) -> None:
 
 
 def _whole_batch(peer: Translation, steps: int) -> None:
-    """Write the prompts of an optimizer step, which a pipeline without generation knows by device alone."""
+    """Write the prompts of an optimizer step, which a pipeline without generation defines per device."""
     parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     sizes = [
         peer.number(f"{_CONFIG}.{name}_parallel_size") or 1
@@ -127,7 +127,7 @@ def _clips(peer: Translation) -> None:
 
 
 def _masks(peer: Translation, estimator: str) -> None:
-    """Write which responses are left out of the loss; an agentic pipeline has no such masks."""
+    """Write which responses are excluded from the loss; an agentic pipeline does not have such masks."""
     if any(peer.keys_below("train_env_manager")):
         return
     if peer.is_on("max_len_mask"):
@@ -165,7 +165,7 @@ def _batches(peer: Translation) -> None:
 
 
 def _agents(peer: Translation) -> None:
-    """Write what an agentic pipeline reads elsewhere: its batch counts trajectories, and its rewards have a norm."""
+    """Write the differences of an agentic pipeline: its batch counts trajectories, and its rewards are normalised."""
     group, whole = peer.number("train_env_manager.group_size") or 1, peer.number("rollout_batch_size")
     peer.ours["gconfig.n_samples"] = group
     if isinstance(whole, int) and isinstance(group, int):
@@ -186,7 +186,7 @@ def _agents(peer: Translation) -> None:
 
 
 def _batch_divides(peer: Translation, whole: Any) -> bool:
-    """Return whether trajectories are single samples that divide into optimizer steps, so that none is left out."""
+    """Return whether trajectories are single samples that divide evenly into optimizer steps, without a remainder."""
     parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
     if peer.get("max_actions_per_traj") != 1 or not all(isinstance(part, int) for part in (whole, *parts)):
         return False
@@ -219,7 +219,7 @@ def _turn_limits(peer: Translation) -> list[float]:
 
 
 def _images(peer: Translation) -> None:
-    """Write what is trained of a model of text and images; ROLL bounds the size of images by keys of its own."""
+    """Write which parts of a vision-language model are trained; ROLL limits the size of images with its own keys."""
     own = "actor_train.model_args.model_name_or_path"
     if not sees_images(peer, own if peer.get(own) else "pretrain", _PATHS):
         return

@@ -6,13 +6,13 @@ from typing import Any
 
 from areal_like.interop.keys.shared import ESTIMATORS
 
-MISSING = "???"  # OmegaConf's mark of a value that the user must fill in
+MISSING = "???"  # OmegaConf's mark for a value that the user must fill in
 NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
 
 
 @dataclass
 class Translation:
-    """Settings of another system (`said`, where null is None), and their conversion.
+    """Settings of another system (`said`, with None for null), and their conversion.
 
     Notes are kept by key, one each: `changes` of training, `renamed`, `unneeded`, and `missing` values.
     """
@@ -78,9 +78,9 @@ class Translation:
         self.estimator((in_reward, str(self.get(in_reward))), (in_loss or in_reward, loss))
 
     def estimator(self, in_reward: tuple[str, str], in_loss: tuple[str, str]) -> None:
-        """Write the estimator of the KL terms that have a weight; each has its key and its name there.
+        """Write the estimator of the KL terms with a weight; each argument is the other system's key and estimator.
 
-        Both together follow null, which is k1 in the reward and k3 in the loss.
+        If both terms have a weight, the estimator is null: k1 in the reward and k3 in the loss.
         """
         both = [bool(self.ours.get(f"actor.{key}")) for key in ("kl_ctl", "kl_loss_coef")]
         (reward_key, reward), (loss_key, loss) = in_reward, in_loss
@@ -99,9 +99,9 @@ class Translation:
         self.ours["rollout.router_replay"] = "auto" if on else "off"
 
     def behaviour(self, mode: str, cap: Any = None, floor: Any = None) -> None:
-        """Write the weight of the distance from the policy that generated, and its bounds."""
+        """Write the behaviour weight and its bounds."""
         self.ours["actor.behave_imp_weight_mode"] = mode
         if mode != "disabled" and cap is not None:
             self.ours["actor.behave_imp_weight_cap"] = cap
-        if mode != "disabled" and (floor or mode.startswith("geometric")):  # whose default is not 0
+        if mode != "disabled" and (floor or mode.startswith("geometric")):  # the default is not 0
             self.ours["actor.behave_imp_weight_floor"] = floor or 0

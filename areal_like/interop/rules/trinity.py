@@ -104,7 +104,7 @@ def _divergence(peer: Translation, kind: str) -> None:
         ("algorithm.kl_penalty_fn", "actor.kl_ctl", "none"),
         ("algorithm.kl_loss_fn", "actor.kl_loss_coef", default),
     ):
-        kinds[ours] = name = str(peer.get(place)) if place in peer.said else own  # none is read as null
+        kinds[ours] = name = str(peer.get(place)) if place in peer.said else own  # "none" is read as null
         weight = 0.0 if name in ("none", "None") else peer.get(f"{place}_args.kl_coef")
         peer.ours[ours] = weight
     peer.estimator(

@@ -30,7 +30,7 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "constant",
 }
 _LOSSES = {"vanilla": None, **{name: name for name in ("gspo", "cispo", "sapo", "cpgd")}, "geo_mean": "gmpo"}
-_BY_SEQUENCE = ("sapo", "geo_mean")  # whatever loss_agg_mode says
+_BY_SEQUENCE = ("sapo", "geo_mean")  # regardless of loss_agg_mode
 
 
 def rules(peer: Translation, text: str) -> None:
@@ -91,13 +91,13 @@ def _algorithm(peer: Translation, estimator: str) -> None:
 
 
 def _drift(peer: Translation) -> float:
-    """Return the weight of siiRL's policy drift, which two keys switch on."""
+    """Return the weight of siiRL's policy drift, which two keys enable."""
     on = peer.is_on(f"{_ACTOR}.use_cpgd_loss") or str(peer.get("algorithm.adv_estimator")) == "cpgd"
     return float(peer.number(f"{_ACTOR}.policy_drift_coeff") or 0) if on and peer.system == "siirl" else 0.0
 
 
 def aggregation(peer: Translation, key: str) -> None:
-    """Write the loss aggregation, which verl's relatives name alike."""
+    """Write the loss aggregation, which systems derived from verl name identically."""
     mode = str(peer.get(key))
     if mode in AGGREGATIONS:
         peer.ours["actor.loss_agg_mode"] = AGGREGATIONS[mode]
