@@ -13,7 +13,7 @@ from running import ENDLESS, ROOT
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.long,
-    pytest.mark.covers("updates: collective", "updates: disk"),
+    pytest.mark.covers("updates: collective", "updates: disk", "FSDP", "agents", "client processes"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
 AGENT = (f"workflow={ROOT / 'tests/run/branching_agent.py'}:run", "episode.max_tokens=120")

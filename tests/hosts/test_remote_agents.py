@@ -18,6 +18,7 @@ from running import ENDLESS, ROOT, Run
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.long,
+    pytest.mark.covers("agents"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
 PORT, TRIES = 8700, 5
