@@ -10,7 +10,7 @@ from rich.text import Text
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
-from areal_like.errors import DirectoryTaken, RunError
+from areal_like.errors import RunError
 from areal_like.job import Job
 from areal_like.launch import check, train
 from areal_like.metrics.console import complain
@@ -82,5 +82,5 @@ def _train(loaded: LoadedConfig) -> int:
         raise
     except RunError as error:
         complain(["\n".join([f"The run failed: {error}", *getattr(error, "__notes__", ())])])
-        return INVALID if isinstance(error, DirectoryTaken) else FAILED
+        return FAILED
     return 0

@@ -23,7 +23,7 @@ NETWORKS6 = ("fd00:78::", "fd00:79::")
 TOOLS = ("ip", "nsenter", "unshare", "mount")
 # the first process of a host: shares directories below /tmp, and waits for orphans
 _INIT = """
-import os, pathlib, subprocess, sys, time
+import os, pathlib, subprocess, sys, time, uuid
 name, hosts, *shared = sys.argv[1:]
 mount = lambda *words: subprocess.run(("mount", *words), check=True)
 mount("--make-rprivate", "/")
@@ -37,6 +37,8 @@ for path, descriptor in descriptors:
 pathlib.Path("/tmp/home").mkdir()
 pathlib.Path("/tmp/.etc-hosts").write_text(hosts)
 mount("--bind", "/tmp/.etc-hosts", "/etc/hosts")
+pathlib.Path("/tmp/.boot-id").write_text(f"{uuid.uuid4()}\\n")
+mount("--bind", "/tmp/.boot-id", "/proc/sys/kernel/random/boot_id")
 subprocess.run(("hostname", name), check=True)
 print("ready", flush=True)
 while True:
