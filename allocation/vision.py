@@ -1,6 +1,6 @@
 """The vision tower of a model of text and images: its parameters, and what it keeps of images for the backward pass.
 
-Shapes are those of transformers 5.12 (`models/{qwen2_5_vl,qwen3_vl,gemma3,siglip}/modeling_*.py`).
+Shapes are those of transformers 5.12 (`models/{qwen2_5_vl,qwen3_vl,qwen3_5,gemma3,siglip}/modeling_*.py`).
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ def _qwen3(vision: Mapping[str, Any], config: Mapping[str, Any]) -> Tower:
     return Tower(vision["depth"], hidden, vision["intermediate_size"], False, pixels, merged, ends, 1 + deep)
 
 
+def _qwen3_5(vision: Mapping[str, Any], config: Mapping[str, Any]) -> Tower:
+    return _qwen3({**vision, "deepstack_visual_indexes": []}, config)
+
+
 def _gemma3(vision: Mapping[str, Any], config: Mapping[str, Any]) -> Tower:
     hidden, ffn = vision["hidden_size"], vision["intermediate_size"]
     pixels = vision["num_channels"] * vision["patch_size"] ** 2
@@ -107,17 +111,20 @@ def _merger(width: int, out: int) -> int:
 
 # By `model_type`, and the values of fields that a config leaves out
 _KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Tower]] = {
-    "qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3, "gemma3": _gemma3,
+    "qwen2_5_vl": _qwen2_5, "qwen3_vl": _qwen3, "qwen3_vl_moe": _qwen3, "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5, "gemma3": _gemma3,
 }  # fmt: skip
 _QWEN = {"in_channels": 3, "temporal_patch_size": 2, "spatial_merge_size": 2}
+_QWEN_3 = {
+    **_QWEN, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+}  # fmt: skip
 _DEFAULTS: dict[Callable[..., Tower], dict[str, Any]] = {
     _qwen2_5: {
         **_QWEN, "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "patch_size": 14, "out_hidden_size": 3584,
     },
-    _qwen3: {
-        **_QWEN, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "out_hidden_size": 3584,
-        "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24],
-    },
+    _qwen3: {**_QWEN_3, "deepstack_visual_indexes": [8, 16, 24]},
+    _qwen3_5: _QWEN_3,
     _gemma3: {
         "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3, "image_size": 224,
         "patch_size": 16, "vision_use_head": True,

@@ -14,7 +14,8 @@ from typing import Any
 
 from areal_like.images import ImageError, Images, from_data_url, read_size
 
-GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # the number of tokens depends on the image's size
+# The number of tokens depends on the image's size
+GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 FIXED = ("gemma3",)  # every image takes the same number of tokens
 MOST_ASPECT = 200  # of height to width; transformers rejects more
 _PATCH, _MERGE, _LEAST, _MOST = 14, 2, 56 * 56, 28 * 28 * 1280  # transformers' defaults

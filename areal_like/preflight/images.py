@@ -16,7 +16,7 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     if family not in WITH_IMAGES:
         looks = ": its image tokens attend to later ones of their image" if family in SEES_WHOLE_IMAGES else ""
         message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike{looks}"
-        help = "use a qwen2_5_vl or qwen3_vl model, or a text-only model"
+        help = f"use a model of {', '.join(sorted(WITH_IMAGES))}, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
     elif view.backend == "megatron":
         message = f"the Megatron trainer takes no images, and the model is a {family}"

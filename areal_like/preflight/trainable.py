@@ -120,7 +120,9 @@ def _of_model(found: Finding) -> Finding:
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
     if family in WITH_IMAGES:
-        return {"SGLang on CPU": "yes", "SGLang on GPUs": "yes, but no test shows it"}
+        why = NOT_ON_CPU.get(f"{family}_text")
+        on_cpu = f"no: its CPU server {why}" if why else "yes"
+        return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes, but no test shows it"}
     if family in SEES_WHOLE_IMAGES:
         why = "no: it computes prompts in parts, and image tokens attend to later ones of their image"
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), why)

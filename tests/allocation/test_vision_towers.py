@@ -20,6 +20,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden
 TOWERS = {
     "qwen2_5_vl": [SMALL | {"fullatt_block_indexes": [1]}, {}, {"hidden_size": 1280, "out_hidden_size": 64}],
     "qwen3_vl": [SMALL | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}, {}],
+    "qwen3_5": [SMALL | {"num_position_embeddings": 64}, {}],
     "gemma3": [
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "image_size": 56, "patch_size": 14,
          "num_attention_heads": 2, "vision_use_head": False},
@@ -34,6 +35,8 @@ def config_of(family, vision):
     text = {"model_type": {"gemma3": "gemma3_text"}.get(family, f"{family}_text"), **TEXT}
     if family == "qwen2_5_vl":
         del text["head_dim"]
+    if family == "qwen3_5":
+        text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     tied = family == "gemma3"
     ids = {} if tied else {"image_token_id": 5, "video_token_id": 6}
     return {"model_type": family, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied, **ids}
@@ -69,7 +72,7 @@ def test_a_published_qwen2_5_vl_has_the_fields_of_its_text_beside_the_vision_con
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_activations_are_what_autograd_keeps_of_the_tower(family, dtype):
     import torch
 

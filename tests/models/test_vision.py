@@ -22,7 +22,7 @@ from areal_like.trainer.engine import LoRA
 from areal_like.trainer.image_inputs import ImageReader, load_processor
 from areal_like.types import Batch
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "gemma3"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3"]
 TOLERANCE = 1e-4
 
 
@@ -60,8 +60,10 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny, famil
     (-expected[torch.from_numpy(trained)].mean()).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     assert seen.gradients.keys() == gradients.keys()
+    rounding = 5e-5 if "qwen3_5" in family else 1e-5  # of states that are carried along a sequence
     for name, gradient in gradients.items():
-        np.testing.assert_allclose(seen.gradients[name], gradient, atol=1e-5, err_msg=name)
+        magnified = max(1.0, np.abs(gradient).max())
+        np.testing.assert_allclose(seen.gradients[name], gradient, atol=rounding * magnified, err_msg=name)
     original = {key: t for file in tiny(family).glob("*.safetensors") for key, t in load_file(file).items()}
     assert seen.weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -87,6 +89,7 @@ def same(seen, expected, batch):
     [
         ("qwen2_5_vl", 1, 2, {"share_prompts": True}),
         ("qwen3_vl", 2, 2, {}),
+        ("qwen3_5", 2, 1, {}),
         ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),
     ],
 )
@@ -155,6 +158,9 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
         ("gemma3", ["actor.backend=fsdp:d2"], ["RUN-IMAGES-FAMILY"]),
         ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
+        ("qwen3_5", ["actor.backend=fsdp:d2"], []),
+        ("qwen3_5_moe", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON"]),
+        ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )
 def test_a_run_starts_where_the_model_is_proven(checks, tiny, family, settings, codes):

@@ -31,6 +31,15 @@ _TEXT = {
 _TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 _PATCHES = {"temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+_DELTA_NETS = {
+    "head_dim": 32, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1], "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}  # fmt: skip
+_PLAIN_TOWER = {**_TOWER, "depth": 2, "patch_size": 16, "num_position_embeddings": 64}
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": {**_TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
@@ -50,6 +59,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         **_TOKENS,
     },
+    "qwen3_5": {"text_config": {**_TEXT, **_DELTA_NETS}, "vision_config": _PLAIN_TOWER, **_TOKENS},
+    "qwen3_5_moe": {
+        "text_config": {
+            **_TEXT, **_DELTA_NETS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+        "vision_config": _PLAIN_TOWER,
+        **_TOKENS,
+    },
     "gemma3": {
         "text_config": {
             **_TEXT,
@@ -64,15 +82,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mm_tokens_per_image": 4, "image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END,
     },
 }  # fmt: skip
+_QWEN3_PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, **_PATCHES,
+    "size": {"shortest_edge": 1024, "longest_edge": 40_000},
+}  # fmt: skip
 _PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, **_PATCHES,
         "size": {"shortest_edge": 784, "longest_edge": 40_000},
     },
-    "qwen3_vl": {
-        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, **_PATCHES,
-        "size": {"shortest_edge": 1024, "longest_edge": 40_000},
-    },
+    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN3_PROCESSOR),
     "gemma3": {
         "image_processor_type": "Gemma3ImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
         "size": {"height": 56, "width": 56},

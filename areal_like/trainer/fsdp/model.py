@@ -117,12 +117,9 @@ def _attention(spec: EngineSpec, of_model: PreTrainedConfig) -> str | dict[str, 
     """
     config, kind = of_model.to_dict(), auto_class(of_model)._model_mapping.get(type(of_model), None)
     ours = has_plain_attention(config) and getattr(kind, "_supports_attention_backend", False)
+    packed = {"text_config": attention.NAME, "vision_config": "sdpa"} if "vision_config" in config else attention.NAME
     if ours and not has_states(config):
-        return (
-            attention.NAME
-            if "vision_config" not in config
-            else {"text_config": attention.NAME, "vision_config": "sdpa"}
-        )
+        return packed
     if spec.sizes.cp > 1:
         raise ValueError(f"{spec.path} has attention that ranks cannot share; its layout has c{spec.sizes.cp}")
     if spec.config.mb_spec.share_prompts:
@@ -132,6 +129,6 @@ def _attention(spec: EngineSpec, of_model: PreTrainedConfig) -> str | dict[str, 
     if looks_ahead(config):
         raise ValueError(f"{spec.path} has attention to later tokens (use_bidirectional_attention)")
     if ours:
-        return attention.NAME
+        return packed
     has_sdpa = getattr(kind, "_supports_sdpa", False) and not config.get("attn_logit_softcapping")  # sdpa does not cap
     return "sdpa" if has_sdpa else "eager"

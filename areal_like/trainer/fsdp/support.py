@@ -29,8 +29,8 @@ NOT_PACKED = {
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 # Families of vision-language models whose image tokens attend to all tokens of their image, also later ones.
 SEES_WHOLE_IMAGES = frozenset({"gemma3"})
-# Families of vision-language models that the FSDP trainer and SGLang's servers compute as transformers does.
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl"})
+# Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"})
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
@@ -52,6 +52,7 @@ def has_plain_attention(config: Mapping[str, Any]) -> bool:
 
 def has_states(config: Mapping[str, Any]) -> bool:
     """Return whether layers carry a state along a sequence, which neither ranks nor sequences can share."""
+    config = config.get("text_config") or config
     return bool(_LINEAR & set(config.get("layer_types") or ()))
 
 
