@@ -308,7 +308,7 @@ SERVED = (
         "qwen2",
         "qwen3",
     ),
-    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe"),
+    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "gpt_oss", "minimax_m2"),
 )
 TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma2", "gemma3_text")}
 

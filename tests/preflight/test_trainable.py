@@ -68,7 +68,8 @@ def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do()
     code, out, err = check("--model", "gpt-oss-20b", "--backend", "megatron")
     assert code == 1
     assert "Another trainer supports the model: --backend fsdp" in out
-    assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['gpt_oss']}" in out
+    assert "SGLang on CPU: yes" in out
+    assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['deepseek_v3']}" in check("--model", "deepseek-v3")[1]
     assert "RUN-BRIDGE-FAMILY" in err
     assert check("--model", "gpt-oss-20b", "--backend", "fsdp")[0] == 0
 

@@ -8,9 +8,9 @@ _RENAMED = {"gemma2.Gemma2Config": {"hidden_act": "hidden_activation"}}
 # Values of fields that transformers' models have fixed, where a config.json leaves them out
 _DROPPED: dict[str, dict[str, Any]] = {
     "gpt_oss.GptOssConfig": {"swiglu_limit": 7.0},
-    "minimax_m2.MiniMaxM2Config": {"scoring_func": "sigmoid"},
+    "minimax_m2.MiniMaxM2Config": {"scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
     "deepseek_v2.DeepseekV2Config": {"moe_layer_freq": 1},
-    "deepseek_v3.DeepseekV3Config": {"moe_layer_freq": 1},
+    "deepseek_v3.DeepseekV3Config": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
 
 

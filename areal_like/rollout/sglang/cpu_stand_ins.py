@@ -40,6 +40,9 @@ def replace_kernels(architectures: Collection[str]) -> None:
     _rotate_without_amx()
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
+        _place_tokens_without_triton()
+    if "MiniMaxM2ForCausalLM" in architectures:
+        _normalise_without_triton()
 
 
 def _add_shared_experts_without_triton() -> None:
@@ -82,3 +85,19 @@ def _keep_sinks() -> None:
         self.sinks = torch.nn.Parameter(self.sinks.float(), requires_grad=False)
 
     gpt_oss.GptOssAttention.__init__ = build_with_exact_sinks
+
+
+def _place_tokens_without_triton() -> None:
+    """Have the places of tokens written by PyTorch, though the attention passes for Triton's."""
+    from sglang.srt.mem_cache import allocation
+    from sglang.srt.model_executor import forward_batch_info
+
+    for module in (allocation, forward_batch_info):
+        module.support_triton = lambda backend: False
+
+
+def _normalise_without_triton() -> None:
+    """Have MiniMax-M2 normalise queries and keys by its own norms in PyTorch."""
+    from sglang.srt.models import minimax_m2
+
+    minimax_m2.MiniMaxM2QKRMSNorm._forward_naive = lambda self, q, k: (self._q_norm(q), self._k_norm(k))
