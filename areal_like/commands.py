@@ -298,6 +298,28 @@ def convert_checkpoint(
     typer.echo(said if target is None else f"{said}\n{target}")
 
 
+@app.command("dequantize")
+def dequantize_checkpoint(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of a checkpoint in FP8 or MXFP4.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Directory to create.")],
+) -> None:
+    """Write a quantized Hugging Face checkpoint with bfloat16 weights, which a run can train.
+
+    One CPU process converts tensor by tensor. Layers for multi-token prediction are left out. Exit code 2: nothing is
+    written, and the reason is given.
+
+    \b
+    Examples:
+      areal-like dequantize models/gpt-oss-20b models/gpt-oss-20b-bf16
+      areal-like dequantize models/deepseek-v3 models/deepseek-v3-bf16
+    """
+    from areal_like.interop.dequantize import dequantize
+
+    with _exit_on_error():
+        said = dequantize(source, target)
+    typer.echo(f"{said}\n{target}")
+
+
 @app.command()
 def migrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML or a launch script; - for standard input.")],

@@ -44,11 +44,11 @@ def convert(
     if the checkpoint lacks them. Returns a summary. Raises CheckpointError, and then leaves no files. Run it in a
     separate process, because it hides the GPUs.
     """
-    _check_target(target)
+    check_target(target)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one process on the CPU; torch reads it on import
     if (source / "config.json").is_file():
         files, chosen = _weight_files(source), _bridge(source, bridge)
-        with _appearing(target) as partial, _megatron() as megatron:
+        with appearing(target) as partial, _megatron() as megatron:
             return megatron.to_megatron(chosen, source, files, partial, dtype, leave_out)
     if dtype or leave_out:
         raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out need a Hugging Face checkpoint")
@@ -56,11 +56,11 @@ def convert(
     if found.by_fsdp:
         from areal_like.trainer.fsdp.conversion import to_hugging_face
 
-        with _appearing(target) as partial:
+        with appearing(target) as partial:
             return to_hugging_face(found.path, found.config, found.tokenizer, found.by_fsdp, partial)
     read_weights(found.path)
     chosen = _bridge(found.config, bridge)
-    with _appearing(target) as partial, _megatron() as megatron:
+    with appearing(target) as partial, _megatron() as megatron:
         return megatron.to_hugging_face(chosen, found.path, found.config, found.tokenizer, partial)
 
 
@@ -82,7 +82,8 @@ def _megatron() -> Iterator[ModuleType]:
         yield conversion
 
 
-def _check_target(target: Path | None) -> None:
+def check_target(target: Path | None) -> None:
+    """Raise CheckpointError for a target that exists or has no parent."""
     if target is not None and target.exists():
         raise CheckpointError(f"{target} already exists; choose a new directory")
     if target is not None and not target.absolute().parent.is_dir():
@@ -159,7 +160,7 @@ def _of_run(source: Path) -> tuple[Path, Path | None]:
 
 
 @contextmanager
-def _appearing(target: Path | None) -> Iterator[Path | None]:
+def appearing(target: Path | None) -> Iterator[Path | None]:
     """Yield a directory that is renamed to `target` when the body succeeds, and removed when it fails."""
     if target is None:
         yield None

@@ -33,6 +33,7 @@ from areal_like.trainer.fsdp.support import (
 )
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
+DEQUANTIZED = ("fp8", "mxfp4")  # that `areal-like dequantize` undoes
 _CONFIG_HELP = "correct config.json, or copy it again from the model's source"
 _MOST_HEADS = 1024  # that a suggestion has: a number of the user's may be any
 
@@ -100,12 +101,13 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         message = "config.json has no architectures, from which the servers choose the model's code"
         help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
         yield finding("RUN-MODEL-ARCHITECTURES", view.key("path"), message, help)
-    if spec.mtp_layers:
-        message = (
-            f"the model's layers for multi-token prediction ({spec.mtp_layers}) are ignored: they are not trained, "
-        )
+    if predicting := spec.mtp_layers or (model.get("text_config") or model).get("mtp_num_hidden_layers"):
+        message = f"the model's layers for multi-token prediction ({predicting}) are ignored: they are not trained, "
         message += "sent to the servers or saved"
         yield finding("RUN-MTP", view.key("path"), message, severity=Severity.NOTE)
+    if spec.quantization:
+        yield _find_quantization(view, spec)
+        model = {**model, "quantization_config": None}
     yield from _window(view, spec)
     if model.get("text_config") or "vision_config" in model:
         yield from check_images(view, model)
@@ -123,6 +125,17 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         elif not problem.is_key:
             key, message = view.key("path"), f"config.json, {key}: {message}"
         yield finding(problem.code, key, message, help)
+
+
+def _find_quantization(view: RoleView, spec: ModelSpec) -> Finding:
+    """Return the finding about a quantized checkpoint, whose servers would take no unquantized weights either."""
+    message = (
+        f"the checkpoint is quantized (quantization_config: {spec.quantization}), and a run needs unquantized weights"
+    )
+    help = "use an unquantized checkpoint of the model"
+    if spec.quantization in DEQUANTIZED:
+        help = f"run `areal-like dequantize {view.path} DIRECTORY`, and write {view.key('path')}=DIRECTORY"
+    return finding("RUN-MODEL-QUANTIZED", view.key("path"), message, help)
 
 
 def _window(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
@@ -177,9 +190,6 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if rope := rope_of_lengths(model):
         message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
         yield finding("RUN-FSDP-ROPE", path, message, "use a model whose rope is the same for all lengths")
-    if spec.quantization:
-        message = f"the checkpoint is quantized ({spec.quantization}); the FSDP trainer needs unquantized weights"
-        yield finding("RUN-FSDP-QUANTIZED", path, message, "dequantize the checkpoint")
     if spec.counted is not None and view.role == "actor":
         yield from _without_server(path, spec, model)
     if not spec.known_family and spec.counted is None:

@@ -206,12 +206,21 @@ def test_a_deepseek_v2_that_servers_compute_otherwise_is_refused(fields):
     assert field_apart({**config, **fields, "model_type": "deepseek_v3"}) is None
 
 
-def test_a_quantized_checkpoint_is_refused(write, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "help"),
+    [
+        ("fp8", "run `areal-like dequantize {} DIRECTORY`, and write actor.path=DIRECTORY"),
+        ("awq", "use an unquantized checkpoint of the model"),
+    ],
+)
+@pytest.mark.parametrize("backend", [FSDP, "actor.backend=megatron:d2"])
+def test_a_quantized_checkpoint_is_refused(write, tmp_path, backend, method, help):
     write_init_model(InitModelConfig(), tmp_path / "model", seed=0)
     file = tmp_path / "model/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": "fp8"}}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": {"quant_method": method}}))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    assert said(write, FSDP, *model) == [("RUN-FSDP-QUANTIZED", "actor.path", "dequantize the checkpoint")]
+    found = [("RUN-MODEL-QUANTIZED", "actor.path", help.format(tmp_path / "model"))]
+    assert said(write, backend, *model) == found
 
 
 def test_a_window_that_gpu_servers_ignore_is_refused_beyond_it(write, tmp_path):
