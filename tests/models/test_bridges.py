@@ -14,7 +14,6 @@ import pytest
 import tiny_models
 from safetensors.torch import load_file
 from trainer_jobs import Setting, log_probs_and_weights, make_batch
-from transformers import CONFIG_MAPPING
 
 from allocation import ParallelSizes, model_spec
 from allocation.families import TRAINED
@@ -73,9 +72,7 @@ def test_a_model_is_computed_as_hugging_face_does_or_refused(ranks, tiny, name, 
         assert list(bridge_problems(bridge, made.config, ONE)) == []
         assert_equal(made, ranks.run(log_probs_and_weights, 1, Setting(made.path, bridge=bridge), LENGTHS))
     else:
-        variant = tiny_models.VARIANTS[name]
-        fields = {**tiny_models.FAMILIES[variant.family][0], **variant.fields}
-        problems = list(bridge_problems(bridge, CONFIG_MAPPING[variant.family](**fields).to_dict(), ONE))
+        problems = list(bridge_problems(bridge, tiny_models.config_of(tiny_models.VARIANTS[name]).to_dict(), ONE))
         assert problems
         assert all(problem.field and problem.message and problem.remedy for problem in problems)
 
@@ -111,9 +108,7 @@ def test_the_compiler_names_the_families_that_are_trained():
 @pytest.mark.parametrize("bridge", BRIDGES)
 @pytest.mark.parametrize("name", tiny_models.VARIANTS)
 def test_what_a_problem_suggests_works(name, bridge):
-    variant = tiny_models.VARIANTS[name]
-    fields = {**tiny_models.FAMILIES[variant.family][0], **variant.fields}
-    config = CONFIG_MAPPING[variant.family](**fields).to_dict()
+    config = tiny_models.config_of(tiny_models.VARIANTS[name]).to_dict()
     for problem in bridge_problems(bridge, config, ONE):
         if problem.field == "actor.megatron.bridge_type":
             other = problem.remedy.removeprefix("write actor.megatron.bridge_type=")
