@@ -12,10 +12,19 @@ import torch
 from safetensors.torch import load_file
 from test_fsdp_families import LENGTHS, TOLERANCE, alone, expected_gradients
 from tiny_models import LAYOUTS, TWO_RANKS, VARIANTS, hugging_face_log_probs, write_tiny
-from trainer_jobs import Setting, log_probs_and_weights, make_batch, make_groups, steps_with_groups, updates
+from trainer_jobs import (
+    Setting,
+    adapted_steps,
+    log_probs_and_weights,
+    make_batch,
+    make_groups,
+    steps_with_groups,
+    updates,
+)
 
 from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer.engine import LoRA
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
 # The first step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
@@ -116,3 +125,27 @@ def test_responses_to_one_prompt_train_alike(ranks, tiny, name):
     assert np.isfinite(by_place[0][trained]).all()
     for key, weight in whole.weights.items():
         np.testing.assert_allclose(shared.weights[key], weight, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("gemma2", ParallelSizes()),
+        *(pytest.param("gemma2", sizes, marks=LONG) for sizes in (*TWO_RANKS[:2], TWO_RANKS[3])),
+        *(pytest.param("gemma3_text-window", sizes, marks=LONG) for sizes in (ParallelSizes(), *TWO_RANKS[:2])),
+    ],
+    ids=str,
+)
+@pytest.mark.covers("LoRA")
+def test_adapters_train_as_under_fsdp(ranks, tiny, name, sizes):
+    setting = Setting(tiny(name), bridge="megatron-bridge", lora=LoRA(rank=4, alpha=8, targets=("all-linear",)))
+    (expected,) = ranks.run(adapted_steps, 1, replace(setting, backend="fsdp"))
+    found = ranks.run(adapted_steps, world(sizes), replace(setting, sizes=sizes))[0]
+    for step, wanted in zip(found.steps, expected.steps, strict=True):
+        assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+    for part in ("weights", "adapters"):
+        made, wanted = getattr(found, part), getattr(expected, part)
+        assert made.keys() == wanted.keys()
+        for key, tensor in wanted.items():
+            np.testing.assert_allclose(made[key], tensor, atol=TOLERANCE, err_msg=key)
+    assert sum(np.ptp(tensor) > 0 for name, tensor in expected.adapters.items() if ".lora_B." in name)
