@@ -16,7 +16,7 @@ from areal_like.preflight.options import check_options
         ({"family": "gemma2"}, None),
         ({"family": "qwen3_next"}, "no gated delta nets"),
         ({"family": "glm"}, "no code of its own"),
-        ({"family": "gpt_oss"}, "no attention with sinks"),
+        ({"family": "gpt_oss"}, None),
         ({"sliding_layers": (0,), "window": 8}, None),
         ({"family": "qwen2_moe"}, None),
     ],

@@ -126,7 +126,12 @@ def test_a_group_shares_its_prompt_after_an_update_that_it_waited_for(sglang_ser
             return responses, await prefilled(pool) - before
 
     async def prefilled(pool: ServerPool) -> int:
-        return (await pool.servers[0].work_done(HUNG_S))[0][3]
+        """The count when it no longer changes: the server adds a request's tokens shortly after its answer."""
+        count, last = (await pool.servers[0].work_done(HUNG_S))[0][3], -1
+        while count != last:
+            await asyncio.sleep(0.5)
+            count, last = (await pool.servers[0].work_done(HUNG_S))[0][3], count
+        return count
 
     responses, tokens = asyncio.run(run())
     assert {version for response in responses for version in response.versions} == {1}
