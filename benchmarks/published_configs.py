@@ -80,7 +80,7 @@ def count(folder: Path, name: str) -> dict[str, Any]:
         text, place = path.read_text(), str(path.relative_to(folder))
         if not re.search(telling, text):
             continue
-        reasons = reasons_of(migrate(text, system))
+        reasons = [re.sub(r"(?<=\s)/\S+/", "", told) for told in reasons_of(migrate(text, system))]  # names, no paths
         kind = kind_of(place, text)
         kinds[kind]["files"] += 1
         kinds[kind]["equal"] += not reasons
