@@ -166,24 +166,29 @@ def _linear(model: ModelSpec) -> Parameters:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Parameters on one rank: on the dense grid and on the expert grid, which have separate optimizers."""
+    """Parameters on one rank: on the dense grid and on the expert grid, which have separate optimizers.
+
+    Those of a vision `tower`, on the dense grid of the first stage, may be frozen.
+    """
 
     dense: int
     expert: int
+    tower: int = 0
 
     @property
     def total(self) -> int:
-        return self.dense + self.expert
+        return self.dense + self.expert + self.tower
 
 
 def count_held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool) -> Held:
-    """Return the parameters on a trainer rank whose pipeline stage has `layers` and, if `first`, the embedding, if
-    `last`, the head."""
+    """Return the parameters on a trainer rank whose pipeline stage has `layers` and, if `first`, the embedding and the
+    vision tower, if `last`, the head."""
     parts = layers_together(model, layers)
     table = vocabulary(model, sizes.tp) // sizes.tp
     tables = first + (last and not (model.tied_embeddings and first))
     dense = parts.dense_on(sizes.tp, model.kv_heads) + tables * table + last * model.hidden_size
-    return Held(dense, -(-parts.experts // (sizes.ep * sizes.etp)))
+    tower = model.tower.parameters if first and model.tower else 0
+    return Held(dense, -(-parts.experts // (sizes.ep * sizes.etp)), tower)
 
 
 def stages(model: ModelSpec, sizes: ParallelSizes, settings: MegatronSettings) -> list[Sequence[int]]:

@@ -27,7 +27,7 @@ def activations(
     size = {of: layer_activations(model, sizes, of, work) * tokens for of in kinds(model, layers)}
     each = [[size[kind(model, number)] for number in chunk] for chunk in chunks]
     if settings.recompute_granularity != "full" or not layers:
-        return _most_kept([sum(chunk) for chunk in each], sizes, work, stage), 0
+        return most_kept([sum(chunk) for chunk in each], sizes, work, stage), 0
     entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
     step = settings.recompute_num_layers or 1
     if settings.recompute_method == "block":
@@ -36,10 +36,10 @@ def activations(
     else:
         unit = max(sum(chunk[i : i + step]) for chunk in each for i in range(0, len(chunk), step))
         kept = [entry * -(-len(chunk) // step) for chunk in each]
-    return _most_kept(kept, sizes, work, stage), unit
+    return most_kept(kept, sizes, work, stage), unit
 
 
-def _most_kept(chunks: Sequence[int], sizes: ParallelSizes, work: Workload, stage: int) -> int:
+def most_kept(chunks: Sequence[int], sizes: ParallelSizes, work: Workload, stage: int) -> int:
     """Return the most bytes whose backward a stage waits for, where a micro-batch keeps `chunks` of them.
 
     Megatron-LM `core/pipeline_parallel/schedules.py`: `pp - stage` micro-batches with one chunk a rank, else

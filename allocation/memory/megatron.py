@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from allocation.memory.activations import activations, layer_workspace, route_bytes
+from allocation.memory.activations import activations, layer_workspace, most_kept, route_bytes
 from allocation.memory.items import (
     AT_REST,
     COMMUNICATOR,
@@ -79,17 +79,28 @@ def phases_of_stage(
     deeper = _deeper(logits, table, ends, in_layer, tied=tied, alone=alone)
     exported = largest_gathered(model, sizes, work)
     there = partial(staying, static, work.megatron)
+    images = _of_images(sizes, work, len(chunks)) if first else 0
     routes = [Item("expert routes", route_bytes(model, sizes, layers, tokens))] if replays and model.experts else []
     named = {
         "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
         "log-probs": [*there("weights"), *routes, _read(logits, inside)],
-        "forward and backward": [*there("weights", "gradients"), Item("activations", kept), *routes, *deeper],
+        "forward and backward": [*there("weights", "gradients"), Item("activations", kept),
+                                 Item("activations of images", images), *routes, *deeper],
         "optimizer step": static,
         "weight update": [*there("weights"), Item("gathered weights", exported), Item("buckets", buckets(model, work))],
         "save": there("weights", "main", "Adam's"),
         AT_REST: there(),
-    }
+    }  # fmt: skip
     return with_reserve(named, beside)
+
+
+def _of_images(sizes: ParallelSizes, work: Workload, virtual: int) -> int:
+    """Return bytes that the tower keeps of the images of all micro-batches in flight; TP ranks all compute it whole."""
+    if work.model.tower is None:
+        return 0
+    trained = work.memory.tower_trained and work.memory.trained == 1
+    one = work.model.tower.activations(work.image_tokens // sizes.cp, work.memory.item, trained=trained)
+    return most_kept([one, *[0] * (virtual - 1)], sizes, work, 0) if trained else one
 
 
 def _deeper(logits: int, table: int, ends: int, in_layer: list[Item], *, tied: bool, alone: bool) -> list[Item]:
@@ -131,7 +142,7 @@ def _loading(mine: Held, static: Sequence[Item], sizes: ParallelSizes, work: Wor
     """
     weights, gradients, main, _ = static
     item, trained, sharded = work.memory.item, work.memory.trained, work.megatron.use_distributed_optimizer
-    last = mine.expert if sizes.ep > 1 and mine.expert else mine.dense + mine.expert
+    last = mine.expert if sizes.ep > 1 and mine.expert else mine.total
     moved = int(last * item * trained) if sharded else 0
     largest = largest_weight(work.model, work) // sizes.tp // _shards(sizes, work)
     moments = (
@@ -155,10 +166,13 @@ def _static(mine: Held, sizes: ParallelSizes, work: Workload) -> list[Item]:
         main, grads = ("16 bits", 2), settings.main_grads_dtype
         moments = ITEMS[settings.exp_avg_dtype] + ITEMS[settings.exp_avg_sq_dtype]
     copies = settings.num_distributed_optimizer_instances
-    owned = -(-mine.dense // _shards(sizes, work)) + -(-mine.expert // (max(1, sizes.edp // copies) if sharded else 1))
+    tower = mine.tower * work.memory.tower_trained
+    owned = -(-(mine.dense + tower) // _shards(sizes, work)) + -(
+        -mine.expert // (max(1, sizes.edp // copies) if sharded else 1)
+    )
     return [
         Item("weights", mine.total * item),
-        Item(f"gradients ({grads})", int(mine.total * trained * ITEMS[grads])),
+        Item(f"gradients ({grads})", int((mine.dense + mine.expert + tower) * trained * ITEMS[grads])),
         Item(f"main weights ({main[0]})", int(owned * trained * main[1]) if item < 4 else 0),
         Item("Adam's moments", int(owned * trained * moments)),
     ]

@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from allocation.diagnostics import Finding
+from allocation.parameters import stage_chunks
 from areal_like.config.findings import finding
+from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import PROCESSOR, SEES_WHOLE_IMAGES, WITH_IMAGES
+
+_FSDP = "an FSDP layout, such as fsdp:d2"
 
 
 def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
@@ -19,8 +23,7 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         help = f"use a model of {', '.join(sorted(WITH_IMAGES))}, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
     elif view.backend == "megatron":
-        message = f"the Megatron trainer takes no images, and the model is a {family}"
-        yield finding("RUN-IMAGES-MEGATRON", view.key("backend"), message, "write an FSDP layout, such as fsdp:d2")
+        yield from _on_megatron(view, str(family))
     directory = Path(str(view.path))
     if directory.is_dir() and not (directory / PROCESSOR).is_file():
         message = f"{directory} has no {PROCESSOR}, with which the trainer preprocesses images"
@@ -31,3 +34,27 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         )
         key = "weight_update.adapters"
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
+
+
+def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:
+    """Check the settings of a Megatron trainer whose first stage computes the images of a `family`."""
+    code, megatron = "RUN-IMAGES-MEGATRON", view.engine.megatron
+    if megatron.bridge_type != "megatron-bridge":
+        key = view.key("megatron.bridge_type")
+        message = f"the model is a {family}, and {megatron.bridge_type} converts no model of text and images here"
+        yield finding(code, key, message, f"write {key}=megatron-bridge, or {_FSDP}")
+    if view.role == "actor" and view.run.actor.use_lora:
+        message = f"the Megatron trainer has no adapters of a model of text and images, and the model is a {family}"
+        yield finding(code, "actor.use_lora", message, f"write {_FSDP}, or actor.use_lora=false")
+    deep = view.model.tower.projections - 1 if view.model and view.model.tower else 0
+    if deep < 1 or view.model is None or view.layout is None:
+        return
+    if megatron.recompute_granularity == "full":
+        key = view.key("megatron.recompute_granularity")
+        message = f"recomputed layers of a {family} would lack the features of images that DeepStack adds to them"
+        yield finding(code, key, message, f"write {key}=selective, or {_FSDP}")
+    first = len(stage_chunks(view.model, view.layout.sizes, megatron_settings(view))[0][0])
+    if first < deep:
+        message = f"DeepStack adds features of images to the first {deep} layers of the {family}, and the first "
+        message += f"pipeline stage has {first}"
+        yield finding(code, view.key("backend"), message, f"write a smaller p or v, or {_FSDP}")

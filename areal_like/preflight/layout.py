@@ -1,11 +1,10 @@
 """The run's allocation, compiled, and what the engine asks of it beyond the language."""
 
-import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Protocol
 
 import allocation
 from allocation import Allocation, EnginePlan, Finding, Plan, RoleSettings, Severity, parse
@@ -15,13 +14,12 @@ from allocation.language.syntax import Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelSpec
 from allocation.settings import MegatronSettings, MemorySettings, Workload
 from areal_like.config.findings import finding
-from areal_like.config.schema import SCORERS, MegatronConfig, RunConfig, TrainerRole
+from areal_like.config.schema import SCORERS, RunConfig, TrainerRole
 from areal_like.preflight.compiled import backend_key, with_keys
 from areal_like.preflight.machine import device_of
+from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import memory_settings, of_trainer
 from areal_like.preflight.view import Models, RoleView, view_roles
-from areal_like.trainer.environment import DETERMINISTIC
-from areal_like.trainer.megatron.options import check_overrides, recompute_modules
 
 _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
 # Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and what else
@@ -155,31 +153,6 @@ def _with_shared(
         engine = replace(actor, role=role, text=_spell_groups([[replace(member, name=Word(role))]]))
         plan = replace(plan, engines=(*plan.engines, engine), groups=groups)
     return plan, findings
-
-
-def megatron_settings(view: RoleView) -> MegatronSettings:
-    """Return the Megatron settings that the rules know; Megatron-core judges overrides that they do not know."""
-    megatron = view.engine.megatron
-    overrides = megatron.override_transformer_config
-    refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
-    known = {field.name for field in fields(MegatronSettings)}
-    settings = {
-        **{name: value for name, value in overrides.items() if name in known - refused},
-        **{name: getattr(megatron, name) for name in MegatronConfig.model_fields if name in known},
-        **_find_recomputed(megatron),
-        "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
-        "offload": view.engine.offload,
-        "deterministic_mode": megatron.use_deterministic_algorithms,
-        "nccl_algo": view.engine.env_vars.get("NCCL_ALGO") or os.environ.get("NCCL_ALGO") or DETERMINISTIC["NCCL_ALGO"],
-    }
-    return MegatronSettings(**settings)
-
-
-def _find_recomputed(megatron: MegatronConfig) -> dict[str, Any]:
-    """Return the recomputed modules; with full recomputation `preflight/megatron.py` judges them."""
-    modules = megatron.recompute_modules if megatron.recompute_granularity != "full" else None
-    settings = {"recompute_modules": modules or (), "moe_layer_recompute": False, **recompute_modules(megatron)}
-    return {**settings, "recompute_modules": tuple(settings["recompute_modules"])}
 
 
 def _with_strategy(found: Finding, config: RunConfig, compile: Compile) -> Finding:

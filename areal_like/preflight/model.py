@@ -31,6 +31,7 @@ from areal_like.trainer.fsdp.support import (
     looks_ahead,
     rope_of_lengths,
 )
+from areal_like.trainer.megatron.bridges.language_part import language_part
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
 DEQUANTIZED = ("fp8", "mxfp4")  # that `areal-like dequantize` undoes
@@ -110,14 +111,15 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         model = {**model, "quantization_config": None}
     yield from _window(view, spec)
     if model.get("text_config") or "vision_config" in model:
-        yield from check_images(view, model)
-        if layout.backend != "fsdp":
+        found = list(check_images(view, model))
+        yield from found
+        if found and layout.backend != "fsdp":
             return
     if layout.backend == "fsdp":
         yield from _under_fsdp(view, spec, model, layout.sizes)
         return
-    model = {**model, **(model.get("text_config") or {})}
-    for problem in bridge_problems(view.engine.megatron.bridge_type, model, layout.sizes, view.key):
+    language = language_part(model)
+    for problem in bridge_problems(view.engine.megatron.bridge_type, language, layout.sizes, view.key):
         key, message, help = problem.field, problem.message, problem.remedy
         if view.init_model is not None and key in InitModelConfig.model_fields:
             key = f"actor.init_model.{key}"

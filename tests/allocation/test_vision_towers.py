@@ -6,6 +6,7 @@ import pytest
 
 import allocation
 from allocation.memory.fsdp import trainer
+from allocation.memory.megatron import phases_of_stage
 from allocation.memory.servers import server_weights
 from allocation.model_spec import ModelError, from_config
 from allocation.parameters import total_parameters
@@ -128,6 +129,32 @@ def test_an_fsdp_trainer_has_the_tower_and_what_it_keeps_of_the_images(frozen):
     assert weights[0] - weights[1] == pytest.approx(4 * own, abs=16)
     assert seeing["activations of images"] == spec.tower.activations(512, 2, trained=not frozen) > 0
     assert "activations of images" not in text
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_first_stage_of_a_megatron_trainer_has_the_tower_on_every_tensor_parallel_rank(frozen):
+    spec = from_config(config_of("qwen3_vl", TOWERS["qwen3_vl"][0]))
+    layout = allocation.check("megatron:t2p2").plan.engines[0].sizes
+    batch = BatchSpec(64, max_length=64, max_tokens_per_mb=1024, image_share=0.5)
+    memory = MemorySettings(tower_trained=not frozen)
+
+    def bytes_of(model, stage):
+        work, chunks = Workload(model, batch=batch, memory=memory), [[range(2)], [range(2, 3)]]
+        (phase,) = (
+            each
+            for each in phases_of_stage(layout, work, chunks[stage], stage, trains=True)
+            if each.name == "forward and backward"
+        )
+        return {item.name: item.bytes for item in phase.items}
+
+    of_text = replace(spec, tower=None)
+    assert bytes_of(spec, 1) == bytes_of(of_text, 1)
+    text, seeing, own = bytes_of(of_text, 0), bytes_of(spec, 0), spec.tower.parameters
+    assert seeing["weights"] - text["weights"] == 2 * own
+    for name, each in (("gradients (float32)", 4), ("main weights (float32)", 4), ("Adam's moments", 8)):
+        assert seeing[name] - text[name] == (0 if frozen else each * own)
+    in_flight = 1 if frozen else 2
+    assert seeing["activations of images"] == in_flight * spec.tower.activations(512, 2, trained=not frozen)
 
 
 def test_a_server_has_the_tower_on_each_gpu():

@@ -154,12 +154,10 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
     [
         ("qwen2_5_vl", ["actor.backend=fsdp:d2"], []),
         ("qwen3_vl", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
-        ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON"]),
         ("gemma3", ["actor.backend=fsdp:d2"], ["RUN-IMAGES-FAMILY"]),
         ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),
-        ("qwen3_5", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON"]),
         ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )

@@ -85,8 +85,9 @@ def test_a_model_of_text_and_images_is_named_with_the_trainer_and_the_servers_th
     code, out, err = check("--model", tmp_path, "--backend", "fsdp")
     assert (code, err.count("error[")) == (0, 0)
     assert f"{tmp_path}: qwen2_5_vl\nFSDP: trains\nSGLang on CPU: yes\n" in out
-    code, _, err = check("--model", tmp_path, "--backend", "megatron")
-    assert (code, err.count("RUN-IMAGES-MEGATRON")) == (1, 1)
+    code, out, err = check("--model", tmp_path, "--backend", "megatron")
+    assert (code, err.count("RUN-IMAGES-MEGATRON")) == (0, 1)
+    assert "Megatron (megatron-bridge): trains" in out
     config["model_type"] = "gemma3"
     (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": {**text, "model_type": "gemma3_text"}}))
     code, out, err = check("--model", tmp_path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from trainer_jobs import Setting, engine, exported
+from trainer_jobs import THOUSANDFOLD, Setting, engine, exported
 
 from areal_like.algorithms.losses import sft
 from areal_like.trainer.engine import Rendezvous
@@ -46,3 +46,14 @@ def values(
     """Compute a critic's values."""
     with engine(rendezvous, listener, setting) as made:
         return made.values(batch)
+
+
+def step(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch) -> Seen:
+    """Compute log-probs of what is trained, and the gradients of a supervised loss from the weights around a step."""
+    with engine(rendezvous, listener, replace(setting, optimizer=THOUSANDFOLD)) as made:
+        log_probs = made.log_probs(batch)
+        before = exported(made)
+        made.train(batch, LossSpec(sft))
+        after = exported(made)
+    gradients = {name: (weight - after[name].astype(np.float64)) / 1000 for name, weight in before.items()}
+    return Seen(log_probs, gradients, before) if rendezvous.rank == 0 else Seen(log_probs, {}, {})

@@ -9,7 +9,7 @@ _MODELS = re.compile(r"(?i)[-_]vl(?![a-z])|glm-?4[._]?\dv|minicpm-?[ov]|omni|ope
 _TRAINED = re.compile(r"(?i)qwen2[._]5[-_]vl|qwen3[-_]vl(?!.*-a\d+b)")  # dense models alone
 _DATA = re.compile(r"(?i)geo(?:metry)?3k|clevr|mm_eureka|one-rl-to-see|virl39k")
 _SUPPORTED = "images are trained with models of Qwen2.5-VL and dense ones of Qwen3-VL (docs/vision.md)"
-_RESHARDED = "the trainer is FSDP on the same GPUs, because Megatron's takes no images"
+_RESHARDED = "the trainer is FSDP on the same GPUs; a Megatron layout needs actor.megatron.bridge_type=megatron-bridge"
 
 
 def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = (), image_key: str = "") -> bool:

@@ -33,8 +33,8 @@ from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import Head, forward_backward, make_replay  # noqa: E402
+from areal_like.trainer.megatron.images import enable_inputs, freeze_tower  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
-from areal_like.trainer.megatron.pack import allow_shared  # noqa: E402
 from areal_like.trainer.megatron.padding import ignore_padding  # noqa: E402
 from areal_like.trainer.megatron.statistics import means  # noqa: E402
 
@@ -59,9 +59,11 @@ class MegatronEngine(BaseEngine):
             self._vocab_size, self._cap = source.config.for_bridge.vocab_size, source.config.logit_cap
             self._models = self._bridge.build()
             ignore_padding()
-            if spec.config.mb_spec.share_prompts:
-                allow_shared(self._models)
+            shared = config.mb_spec.share_prompts
+            self._reader = enable_inputs(self._models, spec.path, source.config.axes, shared=shared)
             self._bridge.load(self._models, spec.path)
+            if config.freeze_vision_tower:
+                freeze_tower(self._models)
             overlap = spec.device == "cuda" and sizes.dp * sizes.cp > 1
             self._scheduler: Any = None
             trained = spec.optimizer is not None
@@ -184,6 +186,7 @@ class MegatronEngine(BaseEngine):
         packs = packing.packs(
             batch,
             self._spec.config.mb_spec,
+            inputs=None if self._reader is None else self._reader.mark(batch),
             dp=sizes.dp,
             dp_rank=parallel_state.get_data_parallel_rank(),
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),
@@ -191,7 +194,7 @@ class MegatronEngine(BaseEngine):
             cp=sizes.cp,
             cp_rank=parallel_state.get_context_parallel_rank(),
         )
-        return DeviceBatches(*packs, batch, wanted, self.device)
+        return DeviceBatches(*packs, batch, wanted, self.device, self._reader)
 
     def _sum_over_context(self, tensor: Tensor) -> Tensor:
         return parallel.sum_over_context(tensor)

@@ -1,9 +1,10 @@
-"""Micro-batches as input of Megatron's attention, including sequences that share a prompt.
+"""Micro-batches as input of Megatron's attention, including sequences that share a prompt, and positions of images.
 
-Megatron-core 0.19 does not support packs with shared prompts. It treats such a pack as one sequence, except in the
-rotary embedding, which uses each token's own position, and in attention, which gathers keys and values and receives the
-actual pieces. With context parallelism each rank gathers the keys and values of all ranks: Transformer Engine's ring
-passes on chunks of a sequence, but a piece's keys may be anywhere in the pack.
+Megatron-core 0.19 does not support packs with shared prompts, nor positions in time, height and width (M-RoPE) in a
+pack. It treats such a pack as one sequence, except in the rotary embedding, which uses each token's own positions, and
+in attention, which gathers shared keys and values and receives the actual pieces. With context parallelism and shared
+prompts each rank gathers the keys and values of all ranks: Transformer Engine's ring passes on chunks of a sequence,
+but a piece's keys may be anywhere in the pack.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,8 +27,12 @@ _LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
 
 
 @dataclass
-class SharedPrompts(PackedSeqParams):
-    """A pack as one sequence, described by `positions` `[t]` of all ranks, `places` `[keys]` and `pieces`."""
+class OwnPositions(PackedSeqParams):
+    """A pack as one sequence, whose `pieces` attention receives.
+
+    `positions` are `[t]` of all ranks, or `[3, t]` of this rank; `places` `[keys]` are those of the pieces' keys, None
+    if these are the pieces' own.
+    """
 
     positions: Tensor | None = None
     places: Tensor | None = None
@@ -35,16 +40,27 @@ class SharedPrompts(PackedSeqParams):
 
 
 def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
-    """Return Megatron's parameters of a micro-batch; one with keys needs a model prepared by `allow_shared`."""
+    """Return Megatron's parameters of a micro-batch; those of OwnPositions need a model prepared by `use_positions`."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
+    of_images = micro_batch.positions[1:, 0] if micro_batch.positions.ndim == 3 else None
     if keys is None:
-        return _thd(PackedSeqParams, ends, longest, ends, longest)
+        pieces = _thd(PackedSeqParams, ends, longest, ends, longest)
+        if of_images is None:
+            return pieces
+        whole, total = ends[:: len(ends) - 1], micro_batch.tokens.shape[1] * _context_size()
+        return _thd(OwnPositions, whole, total, whole, total, positions=of_images, pieces=pieces)
     total = len(keys.positions)
     cp = total // micro_batch.tokens.shape[1]
     alone = {"local_cp_size": 1} if cp > 1 else {}  # attention on one rank, which has gathered all keys
     pieces = _thd(PackedSeqParams, ends, longest, keys.cu_seqlens, keys.max_seqlen, **alone)
     whole = ends[:: len(ends) - 1] * cp
-    return _thd(SharedPrompts, whole, total, whole, total, positions=keys.positions, places=keys.places, pieces=pieces)
+    positions = keys.positions if of_images is None else of_images
+    return _thd(OwnPositions, whole, total, whole, total, positions=positions, places=keys.places, pieces=pieces)
+
+
+def _context_size() -> int:
+    size: int = parallel_state.get_context_parallel_world_size()
+    return size
 
 
 def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tensor, longest_kv: int, **more: Any) -> P:
@@ -53,34 +69,65 @@ def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tenso
     )
 
 
-def allow_shared(models: Iterable[torch.nn.Module]) -> None:
-    """Enable packs of `pack_of` in models, each Megatron's GPTModel on any pipeline stage.
+def use_positions(models: Iterable[torch.nn.Module], axes: Tensor | None, *, shared: bool) -> None:
+    """Enable packs with OwnPositions in models, each Megatron's GPTModel on any pipeline stage.
 
-    Raises ValueError for a model with recurrent states, which sequences cannot share.
+    `axes` `[frequencies]` is by which of several positions each frequency turns, None with one position. Raises
+    ValueError if prompts are `shared` and the model has recurrent states, which sequences cannot share.
     """
     for model in models:
-        if model.config.experimental_attention_variant == "gated_delta_net":
+        if shared and model.config.experimental_attention_variant == "gated_delta_net":
             raise ValueError("gated delta nets cannot share prompts; write mb_spec.share_prompts=false")
-        model.decoder.register_forward_pre_hook(_with_positions, with_kwargs=True)
+        model.decoder.register_forward_pre_hook(partial(_with_positions, axes), with_kwargs=True)
         for name, module in model.decoder.named_modules():
             if name.endswith(".core_attention"):
                 module.register_forward_pre_hook(_with_gathered_keys, with_kwargs=True)
+            if name.endswith(".self_attention") and not hasattr(module, "core_attention"):  # a gated delta net
+                module.register_forward_pre_hook(_with_pieces, with_kwargs=True)
             if isinstance(module, MultiLatentAttention):
                 module.register_forward_pre_hook(_note_positions, with_kwargs=True)
                 module.rotary_pos_emb.register_forward_hook(partial(_select_positions, module))
 
 
-def _with_positions(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+def _with_positions(
+    axes: Tensor | None, _: Any, arguments: tuple, named: Mapping[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     pack, rotary = named.get("packed_seq_params"), named.get("rotary_pos_emb")
-    if not isinstance(pack, SharedPrompts) or rotary is None:
+    if not isinstance(pack, OwnPositions) or pack.positions is None or rotary is None:
         return arguments, dict(named)
-    return arguments, {**named, "rotary_pos_emb": rotary[pack.positions]}
+    if axes is None:
+        own = rotary[pack.positions]
+    else:
+        own = _in_chunks(_turn(rotary[:, 0, 0], pack.positions, axes), len(rotary))[:, None, None]
+    return arguments, {**named, "rotary_pos_emb": own}
+
+
+def _turn(rotary: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
+    """Return this rank's rotary embedding `[t, 2 * frequencies]` from that of all positions, and `positions` `[3, t]`.
+
+    Each frequency is there twice.
+    """
+    chosen = positions.index_select(0, axes.to(positions.device).repeat(2))
+    return rotary.gather(0, chosen.T)
+
+
+def _in_chunks(own: Tensor, total: int) -> Tensor:
+    """Return a rank's rows at the places, among `total`, where Megatron looks for them: it takes two chunks of 2 * cp.
+
+    The rows of other ranks are zeros.
+    """
+    if len(own) == total:
+        return own
+    rank, chunks = parallel_state.get_context_parallel_rank(), 2 * _context_size()
+    whole = list(own.new_zeros(total, own.shape[1]).chunk(chunks))
+    whole[rank], whole[chunks - 1 - rank] = own.chunk(2)
+    return torch.cat(whole)
 
 
 def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
     pack = named.get("packed_seq_params")
-    if not isinstance(pack, SharedPrompts) or pack.places is None:
-        return arguments, dict(named)
+    if not isinstance(pack, OwnPositions) or pack.places is None:
+        return _with_pieces(_, arguments, named)
     query, key, value, *others = arguments
     group = parallel_state.get_context_parallel_group()
     if group.size() > 1:
@@ -90,10 +137,15 @@ def _with_gathered_keys(_: Any, arguments: tuple, named: Mapping[str, Any]) -> t
     return (query, *gathered, *others), {**named, **told}
 
 
+def _with_pieces(_: Any, arguments: tuple, named: Mapping[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    pack = named.get("packed_seq_params")
+    return arguments, {**named, "packed_seq_params": pack.pieces if isinstance(pack, OwnPositions) else pack}
+
+
 def _note_positions(attention: torch.nn.Module, arguments: tuple, named: Mapping[str, Any]) -> None:
     """Store a pack's positions for the rotary embedding, which latent attention computes itself."""
     pack = named.get("packed_seq_params")
-    attention._positions = pack.positions if isinstance(pack, SharedPrompts) else None
+    attention._positions = pack.positions if isinstance(pack, OwnPositions) else None
 
 
 def _select_positions(attention: torch.nn.Module, _: Any, arguments: tuple, rotary: Tensor) -> Tensor:

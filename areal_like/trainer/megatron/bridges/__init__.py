@@ -3,6 +3,7 @@
 import json
 
 from areal_like.runtime.gc_tuning import pause_gc
+from areal_like.trainer.megatron.bridges.language_part import language_part
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 from areal_like.trainer.megatron.bridges.support import bridge_problems
 
@@ -14,7 +15,7 @@ def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
     not installed.
     """
     config = json.loads((source.path / "config.json").read_text())
-    if problems := list(bridge_problems(bridge_type, config, source.sizes)):
+    if problems := list(bridge_problems(bridge_type, language_part(config), source.sizes)):
         raise ValueError("; ".join(f"{p.field}: {p.message}; {p.remedy}" for p in problems))
     return open_bridge(bridge_type, source)
 
@@ -32,6 +33,12 @@ def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
             from areal_like.trainer.megatron.bridges.megatron_bridge import MegatronBridge
 
         bridge = MegatronBridge(source)
+    if source.config.axes is not None:
+        if bridge_type == "mbridge":
+            raise ValueError("mbridge converts models of text alone here; use megatron-bridge")
+        from areal_like.trainer.megatron.bridges.vision import VisionBridge
+
+        bridge = VisionBridge(bridge, source)
     if source.value_head:
         from areal_like.trainer.megatron.bridges.value_head import ValueBridge
 

@@ -16,10 +16,12 @@ from megatron.core.transformer.enums import AttnBackend
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from allocation.families import FAMILIES
 from allocation.model_spec import load_model
 from areal_like.data.model_types import register_model_types
+from areal_like.trainer.megatron.bridges.language_part import LANGUAGE_FAMILIES
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class ModelConfig:
     frequencies: Tensor | None
     fixed: dict[str, Any] = field(default_factory=dict)
     local_frequencies: Tensor | None = None
+    axes: Tensor | None = None
 
     @property
     def logit_cap(self) -> float | None:
@@ -53,6 +56,8 @@ def read_config(path: Path) -> ModelConfig:
     """Read the config.json of a checkpoint directory that passed `support.bridge_problems`."""
     register_model_types()
     config = AutoConfig.from_pretrained(path)
+    axes = _rotary_axes(config) if hasattr(config, "vision_config") else None
+    config = _language_model(config)
     by_layer, latent = config.rope_parameters, FAMILIES[config.model_type].latent_attention
     rope = by_layer.get("full_attention", by_layer)
     options = _of_family(config) | _windows(path)
@@ -75,7 +80,32 @@ def read_config(path: Path) -> ModelConfig:
     plain.rope_parameters = {"rope_type": "default", **kept}
     plain.rope_theta = rope["rope_theta"]  # without it mbridge raises and others fall back to base 10,000
     fixed = {"apply_rope_fusion": False} if latent else {}  # fused, it is Megatron's own YaRN
-    return ModelConfig(plain, options, frequencies, fixed, local)
+    return ModelConfig(plain, options, frequencies, fixed, local, axes)
+
+
+def _language_model(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the config of the language model of a model with images, as that of a family of text alone."""
+    family = LANGUAGE_FAMILIES.get(config.model_type)
+    if family is None:
+        return config
+    fields = {name: value for name, value in config.get_text_config().to_dict().items() if name != "model_type"}
+    fields |= {
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]],
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+    return AutoConfig.for_model(family, **fields)
+
+
+def _rotary_axes(config: PretrainedConfig) -> Tensor:
+    """Return by which position each frequency turns, `[frequencies]`: 0 for time, 1 for height and 2 for width."""
+    rope = config.get_text_config().rope_parameters
+    section = rope["mrope_section"]
+    if not rope.get("mrope_interleaved"):
+        return torch.arange(3).repeat_interleave(torch.tensor(section))
+    axes = torch.zeros(sum(section), dtype=torch.long)
+    for axis in (1, 2):
+        axes[axis : 3 * section[axis] : 3] = axis
+    return axes
 
 
 def _frequencies(config: PretrainedConfig, kind: str | None = None) -> tuple[Tensor, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,38 @@ from areal_like.trainer.megatron.options import layout_options
 with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge import AutoBridge
     from megatron.bridge.models.gpt_provider import GPTModelProvider
+    from megatron.bridge.models.hf_pretrained.causal_lm import PreTrainedCausalLM
+    from megatron.bridge.models.hf_pretrained.state import SafeTensorsStateSource, StateDict, StateSource
 
 _VOCABULARY_WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+# A tensor of a language model in a checkpoint of text and images
+_LANGUAGE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?|model\.(?!visual\.)")
+
+
+class LanguageTensors(StateSource):
+    """The tensors of the language model in a checkpoint of text and images, named as in one of text alone."""
+
+    def __init__(self, path: str) -> None:
+        self._files = SafeTensorsStateSource(path)
+        names = {_LANGUAGE.sub("model.", stored, count=1): stored for stored in self._files.get_all_keys()}
+        self._stored = {name: stored for name, stored in names.items() if name.startswith(("model.", "lm_head."))}
+
+    def get_all_keys(self) -> list[str]:
+        return sorted(self._stored)
+
+    def load_tensors(self, keys: list[str]) -> dict[str, Tensor]:
+        loaded = self._files.load_tensors([self._stored[key] for key in keys])
+        return {key: loaded[self._stored[key]] for key in keys}
+
+
+class LanguageCheckpoint(PreTrainedCausalLM):
+    """A checkpoint of text and images that a bridge reads as one of text alone."""
+
+    @property
+    def state(self) -> StateDict:
+        return StateDict(LanguageTensors(str(self.model_name_or_path)))
 
 
 class MegatronBridge:
@@ -36,6 +67,8 @@ class MegatronBridge:
         config = source.config.for_bridge
         if any(source.path.glob("*.safetensors")):
             self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
+            if source.config.axes is not None:
+                self._bridge.hf_pretrained = LanguageCheckpoint.from_pretrained(str(source.path))
             self._bridge.hf_pretrained.config = config
         else:  # weights come from elsewhere
             self._bridge = AutoBridge.from_hf_config(config)

@@ -1,0 +1,25 @@
+"""The language model of a model of text and images as one of text alone: config.json, for the checks. No torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# The family of text alone that computes the language model of each family with images, but for positions and images.
+LANGUAGE_FAMILIES = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}
+_VISION_FIELDS = ("vision_config", "text_config", "architectures")
+_ROPES = ("rope_parameters", "rope_scaling")
+
+
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config.json of a model's language model, in the form of a family of text alone.
+
+    Published Qwen2.5-VL have its fields beside `vision_config`, and name their positions as the type of their rope.
+    """
+    family = LANGUAGE_FAMILIES.get(str(config.get("model_type")))
+    text = config.get("text_config") or {}
+    if family is None:
+        return {**config, **text}
+    fields = {**config, **text, "model_type": family}
+    for name in _ROPES:
+        if isinstance(rope := fields.get(name), Mapping):
+            fields[name] = {**rope, **{key: "default" for key in ("type", "rope_type") if rope.get(key) == "mrope"}}
+    return {name: value for name, value in fields.items() if name not in _VISION_FIELDS}

@@ -1,0 +1,161 @@
+"""Models of text and images on Megatron: as transformers computes each sequence alone, in every layout."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
+from trainer_jobs import Setting
+from vision_jobs import step
+
+from allocation import ParallelSizes
+from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
+
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    @cache
+    def make(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        write_vlm(family, path)
+        return path
+
+    return make
+
+
+def megatron(path: Path, d: int = 1, t: int = 1, p: int = 1, c: int = 1, **settings) -> Setting:
+    sizes = ParallelSizes(dp=d, tp=t, pp=p, cp=c, edp=d * t * c, etp=1, ep=1)
+    return Setting(path, sizes, bridge="megatron-bridge", max_tokens_per_mb=160, **settings)
+
+
+def joined(parts, tokens: int) -> np.ndarray:
+    values = np.full(tokens, np.nan)
+    for places, found in filter(None, parts):
+        values[places] = found
+    return values
+
+
+def stored(path: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_gradients_and_weights_are_transformers_own(tiny, one, family):
+    path, seen = tiny(family), one(family)
+    batch, model = vlm_batch(path), load_alone(path)
+    trained = batch.fields["loss_mask"] > 0
+    expected = log_probs_alone(model, path, batch)
+    found = joined([seen.log_probs], len(batch.tokens))
+    np.testing.assert_allclose(found[trained], expected.detach().numpy()[trained], atol=TOLERANCE)
+    original = stored(path)
+    assert seen.weights.keys() == original.keys()
+    for name, tensor in original.items():
+        np.testing.assert_array_equal(seen.weights[name], tensor.numpy(), err_msg=name)
+    (-expected[torch.from_numpy(trained)].mean()).backward()
+    own = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    gradients = {key: part for name, grad in own for key, part in in_checkpoint(model, name, grad).items()}
+    assert seen.gradients.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        magnified = max(1.0, float(gradient.abs().max()))
+        np.testing.assert_allclose(seen.gradients[name], gradient.numpy(), atol=1e-5 * magnified, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def one(ranks, tiny):
+    """What one rank sees of each family."""
+    return cache(lambda family: ranks.run(step, 1, megatron(tiny(family)), vlm_batch(tiny(family)))[0])
+
+
+def same(seen, expected, batch, left_out: str = "nothing"):
+    found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert seen[0].weights.keys() == expected.weights.keys()
+    for name, gradient in expected.gradients.items():
+        np.testing.assert_array_equal(seen[0].weights[name], expected.weights[name], err_msg=name)
+        gradient = np.zeros_like(gradient) if left_out in name else gradient
+        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5, err_msg=name)
+
+
+TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 2}}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "settings"),
+    [
+        ("qwen2_5_vl", {"t": 2}, {}),
+        ("qwen3_vl", {"t": 2}, {"share_prompts": True}),
+        ("qwen2_5_vl", {"p": 2}, {"megatron": TWO_STAGES}),
+        ("qwen3_vl", {"p": 2}, {"megatron": TWO_STAGES}),
+        ("qwen2_5_vl", {"d": 2}, {"share_prompts": True}),
+        ("qwen3_vl", {"d": 2, "t": 2}, {}),
+        ("qwen2_5_vl", {"c": 2}, {}),
+        ("qwen3_vl", {"c": 2}, {"share_prompts": True}),
+        ("qwen3_vl", {"c": 2, "t": 2}, {}),
+    ],
+)
+def test_every_layout_computes_what_one_rank_does(ranks, tiny, one, family, layout, settings):
+    """Ranks may have images in part, none of them, or nothing at all."""
+    setting, batch = megatron(tiny(family), **layout, **settings), vlm_batch(tiny(family))
+    same(ranks.run(step, np.prod(list(layout.values())), setting, batch), one(family), batch)
+
+
+def test_recomputed_layers_see_the_same_images(ranks, tiny, one):
+    family = "qwen2_5_vl"
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    batch = vlm_batch(tiny(family))
+    same(ranks.run(step, 1, megatron(tiny(family), megatron=full), batch), one(family), batch)
+
+
+@pytest.mark.parametrize("layout", [{}, {"p": 2, "megatron": TWO_STAGES}])
+def test_a_frozen_tower_stays_as_it_is(ranks, tiny, one, layout):
+    family = "qwen3_vl"
+    batch = vlm_batch(tiny(family))
+    setting = megatron(tiny(family), freeze_vision_tower=True, **layout)
+    same(ranks.run(step, layout.get("p", 1), setting, batch), one(family), batch, left_out="visual")
+
+
+BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "errors"),
+    [
+        ("qwen2_5_vl", ["actor.backend=megatron:d2", BRIDGE], []),
+        ("qwen3_vl", ["actor.backend=megatron:d1t2c2", BRIDGE, "actor.mb_spec.share_prompts=true"], []),
+        ("qwen3_5", ["actor.backend=megatron:d2", BRIDGE], []),
+        ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON actor.megatron.bridge_type"]),
+        (
+            "qwen3_vl",
+            ["actor.backend=megatron:d2", BRIDGE, "actor.use_lora=true"],
+            ["RUN-IMAGES-MEGATRON actor.use_lora"],
+        ),
+        (
+            "qwen3_vl",
+            ["actor.backend=megatron:d1p3", BRIDGE],
+            ["RUN-IMAGES-MEGATRON actor.backend"],
+        ),
+        (
+            "qwen3_vl",
+            [
+                *("actor.backend=megatron:d1", BRIDGE, "actor.megatron.recompute_granularity=full"),
+                *("actor.megatron.recompute_method=uniform", "actor.megatron.recompute_num_layers=1"),
+            ],
+            ["RUN-IMAGES-MEGATRON actor.megatron.recompute_granularity"],
+        ),
+        (
+            "qwen3_5",
+            ["actor.backend=megatron:d2", BRIDGE, "actor.mb_spec.share_prompts=true"],
+            ["RUN-SHARED-PROMPTS-LINEAR actor.mb_spec.share_prompts"],
+        ),
+    ],
+)
+def test_a_run_starts_where_the_trainer_is_proven(checks, tiny, family, settings, errors):
+    assert [error.partition(":")[0] for error in checks.errors(tiny(family), *settings)] == errors
