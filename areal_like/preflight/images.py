@@ -53,7 +53,7 @@ def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:
         key = view.key("megatron.recompute_granularity")
         message = f"recomputed layers of a {family} would lack the features of images that DeepStack adds to them"
         yield finding(code, key, message, f"write {key}=selective, or {_FSDP}")
-    first = len(stage_chunks(view.model, view.layout.sizes, megatron_settings(view))[0][0])
+    first = len(stage_chunks(view.model, view.layout.sizes, megatron_settings(view.engine))[0][0])
     if first < deep:
         message = f"DeepStack adds features of images to the first {deep} layers of the {family}, and the first "
         message += f"pipeline stage has {first}"

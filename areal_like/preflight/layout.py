@@ -74,7 +74,7 @@ def find_plan(
         cluster=allocation.Cluster(config.cluster.n_nodes, config.cluster.n_gpus_per_node),
         model=model,
         batch=actor.batch,
-        megatron=megatron_settings(actor),
+        megatron=megatron_settings(actor.engine),
         own=own,
         colocated=_find_colocated(config),
         shared=dict.fromkeys(config.further_roles, "actor"),
@@ -106,7 +106,7 @@ def workloads(
     memory = memory_settings(config, model) or MemorySettings()
     views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models, image_share=image_share)}
     own = _collect_settings(config, views, memory)
-    actor = Workload(model, megatron_settings(views["actor"]), memory, views["actor"].batch)
+    actor = Workload(model, megatron_settings(views["actor"].engine), memory, views["actor"].batch)
     known = {role: (it, it.model) for role, it in own.items() if it.model is not None}
     works = {role: Workload(of, it.megatron, it.memory or memory, it.batch) for role, (it, of) in known.items()}
     return {"actor": actor, "rollout": actor, **works}
@@ -130,7 +130,9 @@ def _collect_settings(
 ) -> dict[str, RoleSettings]:
     """Return the settings that each role beside the actor is judged by."""
     own = {
-        role: RoleSettings(view.model, view.batch, megatron_settings(view), memory and of_trainer(memory, view.engine))
+        role: RoleSettings(
+            view.model, view.batch, megatron_settings(view.engine), memory and of_trainer(memory, view.engine)
+        )
         for role, view in views.items()
         if role != "actor"
     }

@@ -5,15 +5,14 @@ from dataclasses import fields
 from typing import Any
 
 from allocation.settings import MegatronSettings
-from areal_like.config.schema import MegatronConfig
-from areal_like.preflight.view import RoleView
+from areal_like.config.schema import EngineConfig, MegatronConfig
 from areal_like.trainer.environment import DETERMINISTIC
 from areal_like.trainer.megatron.options import check_overrides, recompute_modules
 
 
-def megatron_settings(view: RoleView) -> MegatronSettings:
+def megatron_settings(engine: EngineConfig) -> MegatronSettings:
     """Return the Megatron settings that the rules know; Megatron-core judges overrides that they do not know."""
-    megatron = view.engine.megatron
+    megatron = engine.megatron
     overrides = megatron.override_transformer_config
     refused = {problem.name for problem in check_overrides(overrides, device="cuda")}  # those are findings already
     known = {field.name for field in fields(MegatronSettings)}
@@ -22,9 +21,9 @@ def megatron_settings(view: RoleView) -> MegatronSettings:
         **{name: getattr(megatron, name) for name in MegatronConfig.model_fields if name in known},
         **_find_recomputed(megatron),
         "overlap_grad_reduce": megatron.overlap_grad_reduce is not False,
-        "offload": view.engine.offload,
+        "offload": engine.offload,
         "deterministic_mode": megatron.use_deterministic_algorithms,
-        "nccl_algo": view.engine.env_vars.get("NCCL_ALGO") or os.environ.get("NCCL_ALGO") or DETERMINISTIC["NCCL_ALGO"],
+        "nccl_algo": engine.env_vars.get("NCCL_ALGO") or os.environ.get("NCCL_ALGO") or DETERMINISTIC["NCCL_ALGO"],
     }
     return MegatronSettings(**settings)
 

@@ -170,9 +170,9 @@ def vlm_batch(folder: Path, seed: int = 0) -> Batch:
     return Batch(lengths, np.concatenate(tokens).astype(np.int32), fields, images=tuple(images))
 
 
-def load_alone(folder: Path) -> torch.nn.Module:
+def load_alone(folder: Path, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """Return the model as transformers computes it by itself."""
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     return model.eval()
 
 

@@ -57,3 +57,12 @@ def step(rendezvous: Rendezvous, listener: socket.socket | None, setting: Settin
         after = exported(made)
     gradients = {name: (weight - after[name].astype(np.float64)) / 1000 for name, weight in before.items()}
     return Seen(log_probs, gradients, before) if rendezvous.rank == 0 else Seen(log_probs, {}, {})
+
+
+def train_on_images(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch
+) -> tuple[tuple[np.ndarray, np.ndarray] | None, list[dict[str, float]], dict[str, np.ndarray]]:
+    """Return log-probs of what is trained, three supervised steps, and the weights before them."""
+    with engine(rendezvous, listener, setting) as made:
+        read, weights = made.log_probs(batch), exported(made)
+        return read, [made.train(batch, LossSpec(sft)) for _ in range(3)], weights

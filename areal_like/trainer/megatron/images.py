@@ -17,9 +17,8 @@ from transformers import AutoConfig, PreTrainedModel
 from areal_like.trainer.device_batch import DeviceImages
 from areal_like.trainer.fsdp.checkpoint_names import empty_model
 from areal_like.trainer.image_inputs import ImageReader
+from areal_like.trainer.megatron.bridges.language_part import TOWER
 from areal_like.trainer.megatron.pack import use_positions
-
-NAME = "visual"  # of the tower in a chunk, as in transformers' models
 
 
 def deepened_layers(vision_config: Any) -> int:
@@ -38,14 +37,18 @@ def enable_inputs(
         use_positions(chunks, axes, shared=shared)
     if axes is None:
         return None
-    config = AutoConfig.from_pretrained(path)
-    return ImageReader(path, config, empty_model(config).base_model.get_rope_index)
+    base = empty_model(config := AutoConfig.from_pretrained(path)).base_model
+    for chunk in chunks:
+        if TOWER in chunk._modules:
+            base.visual = chunk.visual
+            ImageFeatures(chunk, base)
+    return ImageReader(path, config, base.get_rope_index)
 
 
 def freeze_tower(chunks: Iterable[torch.nn.Module]) -> None:
     """Leave the tower as it is; it has no gradients."""
     for chunk in chunks:
-        if (tower := chunk._modules.get(NAME)) is not None:
+        if (tower := chunk._modules.get(TOWER)) is not None:
             tower.requires_grad_(False)
 
 

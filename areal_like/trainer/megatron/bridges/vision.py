@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from areal_like.trainer.fsdp.checkpoint_names import LANGUAGE, empty_model, in_checkpoint
+from areal_like.trainer.megatron.bridges.language_part import TOWER
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
-from areal_like.trainer.megatron.images import NAME, ImageFeatures
 
-_TOWER, _BODY = f"model.{NAME}.", "model."
+_TOWER, _BODY = f"model.{TOWER}.", "model."
 
 
 class VisionBridge:
@@ -30,10 +30,7 @@ class VisionBridge:
         models = self._bridge.build()
         for model in models:
             if model.pre_process:
-                base = self._whole.base_model
-                base.visual = self._build_tower()
-                model.add_module(NAME, base.visual)
-                ImageFeatures(model, base)
+                model.add_module(TOWER, self._build_tower())
         return models
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
@@ -93,9 +90,9 @@ class VisionBridge:
 @contextmanager
 def _without_towers(models: list[torch.nn.Module]) -> Iterator[list[torch.nn.Module]]:
     """Remove the towers in the body, so that a bridge knows the chunks; yield them."""
-    towers = {model: model._modules.pop(NAME) for model in models if NAME in model._modules}
+    towers = {model: model._modules.pop(TOWER) for model in models if TOWER in model._modules}
     try:
         yield list(towers.values())
     finally:
         for model, tower in towers.items():
-            model.add_module(NAME, tower)
+            model.add_module(TOWER, tower)
