@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
 from trainer_jobs import Setting
-from vision_jobs import step
+from vision_jobs import load_and_go_on, save_and_go_on, step, values
 
 from allocation import ParallelSizes
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
@@ -120,6 +121,26 @@ def test_a_frozen_tower_stays_as_it_is(ranks, tiny, one, layout):
     batch = vlm_batch(tiny(family))
     setting = megatron(tiny(family), freeze_vision_tower=True, **layout)
     same(ranks.run(step, layout.get("p", 1), setting, batch), one(family), batch, left_out="visual")
+
+
+@pytest.mark.parametrize(("first", "then"), [({"t": 2}, {"p": 2, "megatron": TWO_STAGES}), ({"d": 2}, {"c": 2})])
+def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny, tmp_path, first, then):
+    path = tiny("qwen3_vl")
+    expected, *_ = ranks.run(save_and_go_on, 2, megatron(path, **first), vlm_batch(path), tmp_path)
+    found, *_ = ranks.run(load_and_go_on, 2, megatron(path, **then), vlm_batch(path), tmp_path)
+    changed = {name for name, tensor in stored(path).items() if np.abs(expected[name] - tensor.numpy()).max() > 1e-3}
+    assert any("visual.blocks" in name for name in changed)
+    for name, weight in expected.items():
+        np.testing.assert_allclose(found[name], weight, atol=1e-5, err_msg=name)
+
+
+def test_a_critic_has_the_values_of_fsdp(ranks, tiny):
+    path = tiny("qwen2_5_vl")
+    batch, setting = vlm_batch(path), megatron(path, role="critic")
+    (under_fsdp,) = ranks.run(values, 1, replace(setting, backend="fsdp"), batch)
+    two = ranks.run(values, 2, megatron(path, t=2, role="critic"), batch)
+    found, expected = joined(two, len(batch.tokens)), joined([under_fsdp], len(batch.tokens))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 BRIDGE = "actor.megatron.bridge_type=megatron-bridge"

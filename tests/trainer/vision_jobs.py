@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from trainer_jobs import THOUSANDFOLD, Setting, engine, exported
@@ -66,3 +67,25 @@ def train_on_images(
     with engine(rendezvous, listener, setting) as made:
         read, weights = made.log_probs(batch), exported(made)
         return read, [made.train(batch, LossSpec(sft)) for _ in range(3)], weights
+
+
+def save_and_go_on(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, folder: Path
+) -> dict[str, np.ndarray]:
+    """Return the weights after two steps, the first of which is saved."""
+    with engine(rendezvous, listener, setting) as made:
+        made.train(batch, LossSpec(sft))
+        made.save(folder)
+        made.finish_save()
+        made.train(batch, LossSpec(sft))
+        return exported(made)
+
+
+def load_and_go_on(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, folder: Path
+) -> dict[str, np.ndarray]:
+    """Return the weights after the step that follows the saved one."""
+    with engine(rendezvous, listener, setting) as made:
+        made.load(folder)
+        made.train(batch, LossSpec(sft))
+        return exported(made)
