@@ -17,7 +17,7 @@ from vision_jobs import load_and_go_on, save_and_go_on, step, values
 from allocation import ParallelSizes
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 TOLERANCE = 1e-4
 
 
@@ -32,8 +32,8 @@ def tiny(tmp_path_factory):
     return make
 
 
-def megatron(path: Path, d: int = 1, t: int = 1, p: int = 1, c: int = 1, **settings) -> Setting:
-    sizes = ParallelSizes(dp=d, tp=t, pp=p, cp=c, edp=d * t * c, etp=1, ep=1)
+def megatron(path: Path, d: int = 1, t: int = 1, p: int = 1, c: int = 1, e: int = 1, **settings) -> Setting:
+    sizes = ParallelSizes(dp=d, tp=t, pp=p, cp=c, edp=d * t * c // e, etp=1, ep=e)
     return Setting(path, sizes, bridge="megatron-bridge", max_tokens_per_mb=160, **settings)
 
 
@@ -64,9 +64,10 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny, one, family)
     own = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
     gradients = {key: part for name, grad in own for key, part in in_checkpoint(model, name, grad).items()}
     assert seen.gradients.keys() == gradients.keys()
+    rounding = 5e-5 if "qwen3_5" in family else 1e-5  # of states that are carried along a sequence
     for name, gradient in gradients.items():
         magnified = max(1.0, float(gradient.abs().max()))
-        np.testing.assert_allclose(seen.gradients[name], gradient.numpy(), atol=1e-5 * magnified, err_msg=name)
+        np.testing.assert_allclose(seen.gradients[name], gradient.numpy(), atol=rounding * magnified, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,8 @@ def same(seen, expected, batch, left_out: str = "nothing"):
     for name, gradient in expected.gradients.items():
         np.testing.assert_array_equal(seen[0].weights[name], expected.weights[name], err_msg=name)
         gradient = np.zeros_like(gradient) if left_out in name else gradient
-        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5, err_msg=name)
+        magnified = max(1.0, np.abs(gradient).max())
+        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5 * magnified, err_msg=name)
 
 
 TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 2}}
@@ -100,6 +102,9 @@ TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stag
         ("qwen2_5_vl", {"c": 2}, {}),
         ("qwen3_vl", {"c": 2}, {"share_prompts": True}),
         ("qwen3_vl", {"c": 2, "t": 2}, {}),
+        ("qwen3_5", {"t": 2}, {}),
+        ("qwen3_5_moe", {"d": 2}, {"e": 2}),
+        ("qwen3_5_moe", {"p": 2}, {"megatron": TWO_STAGES}),
     ],
 )
 def test_every_layout_computes_what_one_rank_does(ranks, tiny, one, family, layout, settings):
@@ -152,6 +157,7 @@ BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
         ("qwen2_5_vl", ["actor.backend=megatron:d2", BRIDGE], []),
         ("qwen3_vl", ["actor.backend=megatron:d1t2c2", BRIDGE, "actor.mb_spec.share_prompts=true"], []),
         ("qwen3_5", ["actor.backend=megatron:d2", BRIDGE], []),
+        ("qwen3_5_moe", ["actor.backend=megatron:(attn:d2|ffn:e2)", BRIDGE], []),
         ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON actor.megatron.bridge_type"]),
         (
             "qwen3_vl",

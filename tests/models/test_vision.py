@@ -22,7 +22,7 @@ from areal_like.trainer.engine import LoRA
 from areal_like.trainer.image_inputs import ImageReader, load_processor
 from areal_like.types import Batch
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3"]
 TOLERANCE = 1e-4
 
 
@@ -158,6 +158,7 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
         ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),
+        ("qwen3_5_moe", ["actor.backend=fsdp:d2"], []),
         ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )

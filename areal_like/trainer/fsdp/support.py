@@ -30,7 +30,7 @@ REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 # Families of vision-language models whose image tokens attend to all tokens of their image, also later ones.
 SEES_WHOLE_IMAGES = frozenset({"gemma3"})
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5"})
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"})
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}

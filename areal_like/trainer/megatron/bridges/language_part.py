@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 # The family of text alone that computes the language model of each family with images, but for positions and images.
-LANGUAGE_FAMILIES = {"qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3", "qwen3_5": "qwen3_5_text"}
+LANGUAGE_FAMILIES = {
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 TOWER = "visual"  # the tower's name in transformers' models of these families, and in a chunk of Megatron's
 _VISION_FIELDS = ("vision_config", "text_config", "architectures")
 _ROPES = ("rope_parameters", "rope_scaling")
