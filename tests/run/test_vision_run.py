@@ -39,10 +39,14 @@ def test_the_answer_of_each_picture_is_its_number_of_bright_fields(tmp_path: Pat
     assert seen.isdisjoint(prompt.images for prompt in checked.job.valid_prompts)
 
 
+MEGATRON = ("actor.backend=megatron:d1t2", "actor.megatron.bridge_type=megatron-bridge", "cluster.n_gpus_per_node=3")
+
+
 @pytest.mark.long
-def test_a_short_run_imitates_answers_and_has_the_log_probs_of_the_servers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer", [(), MEGATRON], ids=["fsdp", "megatron"])
+def test_a_short_run_imitates_answers_and_has_the_log_probs_of_the_servers(tmp_path: Path, trainer) -> None:
     short = ("total_train_steps=3", "warm_start.steps=4", "warm_start.target_reward=1")
-    with run(tmp_path, *short, config=FILE) as started:
+    with run(tmp_path, *short, *trainer, config=FILE) as started:
         assert started.end() == 0, started.errors
         assert started.steps() == [1, 2, 3]
         assert started.remains() == []
