@@ -43,9 +43,6 @@ def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:
         key = view.key("megatron.bridge_type")
         message = f"the model is a {family}, and {megatron.bridge_type} converts no model of text and images here"
         yield finding(code, key, message, f"write {key}=megatron-bridge, or {_FSDP}")
-    if view.role == "actor" and view.run.actor.use_lora:
-        message = f"the Megatron trainer has no adapters of a model of text and images, and the model is a {family}"
-        yield finding(code, "actor.use_lora", message, f"write {_FSDP}, or actor.use_lora=false")
     deep = view.model.tower.projections - 1 if view.model and view.model.tower else 0
     if deep < 1 or view.model is None or view.layout is None:
         return

@@ -161,8 +161,11 @@ class ChunkAdapters(torch.nn.ModuleList):
         return {f"{place}.{name}": share.shard(name) for place, share in self.shares() for name in ("a", "b")}
 
 
-def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
-    """Add new adapters to a loaded GPTModel chunk; only they are trainable afterwards."""
+def attach(chunk: torch.nn.Module, lora: LoRA, seed: int, body: str) -> ChunkAdapters:
+    """Add new adapters to a loaded GPTModel chunk; only they are trainable afterwards.
+
+    `body` is the name of transformers' module that has the layers.
+    """
     config = chunk.config
     if config.normalization != "RMSNorm" or config.attention_output_gate:
         raise ValueError("adapters are written for layers with RMSNorm, and attention without a gate")
@@ -171,7 +174,7 @@ def attach(chunk: torch.nn.Module, lora: LoRA, seed: int) -> ChunkAdapters:
         router.frozen_expert_bias = True  # not a parameter: Megatron updates it itself
     adapters = ChunkAdapters()
     for decoder_layer in chunk.decoder.layers:
-        prefix = f"model.layers.{decoder_layer.layer_number - 1}"
+        prefix = f"{body}.layers.{decoder_layer.layer_number - 1}"
         for joined in joined_layers(config):
             names = [name for name in joined.parts if lora.adapts(name)]
             linear = _find(decoder_layer, joined.place)
@@ -197,10 +200,13 @@ def _find(module: torch.nn.Module, place: str) -> torch.nn.Module | None:
 
 
 class LoRABridge:
-    """A Bridge that attaches adapters, `of_layers`, to loaded models; an export merges them into the weights."""
+    """A Bridge that attaches adapters, `of_layers`, to loaded models; an export merges them into the weights.
 
-    def __init__(self, bridge: Bridge, lora: LoRA, seed: int) -> None:
-        self._bridge, self._lora, self._seed = bridge, lora, seed
+    `body` is the name of transformers' module that has the layers. In checkpoints of images it may be another.
+    """
+
+    def __init__(self, bridge: Bridge, lora: LoRA, seed: int, body: str = "model") -> None:
+        self._bridge, self._lora, self._seed, self._body = bridge, lora, seed, body
         self.of_layers: list[LayerAdapter] = []
 
     def build(self) -> list[torch.nn.Module]:
@@ -211,7 +217,7 @@ class LoRABridge:
         self._bridge.load(models, path)
         self._shares: dict[str, AdapterShare] = {}
         for chunk in models:
-            adapters = attach(chunk, self._lora, self._seed)
+            adapters = attach(chunk, self._lora, self._seed, self._body)
             self._shares |= {share.layer: share for _, share in adapters.shares()}
             self.of_layers += adapters
         self._dtype = next(models[0].parameters()).dtype
@@ -228,7 +234,8 @@ class LoRABridge:
         hidden = {model: model._modules.pop(NAME) for model in models}
         try:
             for name, weight in self._bridge.export(models):
-                if (layer := name.removesuffix(".weight")) in self._layers:
+                _, _, inner = name.removesuffix(".weight").partition(".layers.")
+                if (layer := f"{self._body}.layers.{inner}") in self._layers:
                     weight = self._adapter(layer).merge(weight, self._lora.scale)
                 yield name, weight
                 del weight

@@ -44,6 +44,11 @@ class ModelConfig:
     def logit_cap(self) -> float | None:
         return getattr(self.for_bridge, "final_logit_softcapping", None)
 
+    @property
+    def body(self) -> str:
+        """Name of transformers' module that has the layers."""
+        return "model" if self.axes is None else "model.language_model"
+
     def set_frequencies(self, chunks: Iterable[torch.nn.Module]) -> None:
         """Give the rotary embeddings of built model chunks the model's own frequencies."""
         for chunk in chunks:
