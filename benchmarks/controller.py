@@ -87,7 +87,7 @@ def main(
     rate: Annotated[float, typer.Option(help="tokens per second that the servers have together, at most")] = RATE,
     name: Annotated[str, typer.Option(help="of the file of results")] = "controller_cpu",
     hosts: Annotated[int, typer.Option(help="simulated hosts that fail, instead of all of this")] = 0,
-    minutes: Annotated[float, typer.Option(help="simulated minutes with --hosts")] = 10.0,
+    minutes: Annotated[float, typer.Option(help="simulated minutes with --hosts")] = 60.0,
 ) -> None:
     if hosts:
         save(f"failing_hosts_{hosts}_cpu", compare(Case(hosts, minutes)))

@@ -33,7 +33,8 @@ from benchmarks.simulated_servers import MOST, RUNNING, Network, is_complete
 from benchmarks.simulated_time import simulate
 
 N_SAMPLES, PROMPT_TOKENS = 8, 32
-ETA = 2
+QUEUED = 4  # times what servers run at once is in flight, so that a slow group keeps no server idle
+ETA = QUEUED - 1
 TRAIN_S, SAVE_S, UPDATE_S = 20.0, 5.0, 120.0
 HOST_TIMEOUT_S, STALL_S = 10.0, 600.0
 START_S, HOST_BACK_S, CUT_S = 60.0, 60.0, 5.0
@@ -186,7 +187,7 @@ async def train(case: Case) -> dict[str, Any]:
                 groups=1 << 40,
                 workflow=SingleTurn(servers, no_reward, Sampling(MOST), N_SAMPLES),
                 admission=Admission(size, ETA),
-                max_groups=2 * size,  # more than servers run at once, as slow samples keep their groups
+                max_groups=QUEUED * size,
                 tasks=tasks,
             )
             spec = SyncSpec(UPDATE_S, Path("weights-of-a-simulation"), 1, "gloo", 64)
