@@ -1,5 +1,6 @@
 """Clean-up of everything that a run leaves on a host: processes, ports, temporary files."""
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from areal_like.cluster import bound, janitor
+from areal_like.cluster.head import accept, wait_for_loss
 from areal_like.cluster.janitor import RUN_VARIABLE, member_file
 from areal_like.cluster.lineage import Identity, identity, lives, ticks_now
 from areal_like.cluster.ports import PORTS_VARIABLE
@@ -29,6 +31,7 @@ PACKAGE_ROOT = Path(__file__).parents[2]
 _MALLOC = {"MALLOC_TRIM_THRESHOLD_": (-1, 1 << 30), "MALLOC_MMAP_THRESHOLD_": (-3, 256 << 20)}
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a process group is created
 LAST_LINES, LAST_BYTES = 15, 16384  # of a failed process's output, in its error
+RETURN_S = 25.0  # for lost keepers to return; afterwards Ray has given up a node that was cut off
 LONGEST_TMP = 24  # characters; Ray and SGLang put Unix sockets below it, whose paths have at most 107
 
 
@@ -115,11 +118,16 @@ def ignore_interrupts() -> Iterator[None]:
 
 
 class Caretaker:
-    """An actor that holds `run_lifetime` on a node of an existing cluster, where the run's process may not be."""
+    """An actor that holds `run_lifetime` on a node of an existing cluster, where the run's process may not be.
 
-    def __init__(self, run_id: str, shared_dir: Path) -> None:
+    It ends the run there when it does not reach the `keepers`, URLs, for `head.LOST_S` seconds.
+    """
+
+    def __init__(self, run_id: str, shared_dir: Path, keepers: Sequence[str]) -> None:
+        self._run = run_id, shared_dir
         self._lifetime = ExitStack()
-        self._lifetime.enter_context(run_lifetime(run_id, shared_dir, adopts=False))
+        self._open()
+        threading.Thread(target=self._watch, args=(keepers,), daemon=True).start()
 
     def last_lines(self, file: Path) -> list[str]:
         """Return the last lines of a file on this node, [] if it is missing."""
@@ -131,6 +139,23 @@ class Caretaker:
     def close(self) -> None:
         """Remove the run's leftovers on this node; returns when they are gone."""
         self._lifetime.close()
+
+    def close_and_exit(self) -> None:
+        """Remove the run's leftovers on this node, then end this process, because Ray would not."""
+        self.close()
+        os._exit(0)
+
+    def _open(self) -> None:
+        self._lifetime.enter_context(run_lifetime(*self._run, adopts=False))
+
+    def _watch(self, keepers: Sequence[str]) -> None:
+        """End the run on this node when keepers are lost; if they return soon, Ray may start processes here again."""
+        while True:
+            asyncio.run(wait_for_loss(keepers))
+            self.close()
+            if not asyncio.run(accept(keepers, RETURN_S)):
+                os._exit(0)
+            self._open()
 
 
 def join_run(run_id: str) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from areal_like.cluster.head import head_answers
 from areal_like.cluster.resources import bundles, cluster_resources, fits, names_gpus, node_devices, shortage
 from areal_like.errors import ClusterError
 
@@ -70,7 +71,8 @@ async def place(
             granted = await _granted_gpus(group, dict(enumerate(asked)), deadline) if uses_gpus else None
             yield Placement(group, _slots(plan, group, granted))
         finally:
-            if elastic:  # a private cluster ends with its groups and may be dead already
+            # a private cluster ends with its groups and may be dead already
+            if elastic and await head_answers():
                 remove_placement_group(group)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
 import secrets
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from areal_like.cluster.head import head_url
 from areal_like.cluster.lifetime import ignore_interrupts
 from areal_like.errors import ClusterError
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:  # every worker imports this module
 
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
+DISCONNECT_LIMIT_S = 5.0
 # Ray reads these on import, once per process.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -73,7 +78,37 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
         yield
     finally:
         with ignore_interrupts():
-            ray.shutdown()
+            if local:
+                ray.shutdown()
+            else:
+                _disconnect()
+
+
+def _disconnect() -> None:
+    """Disconnect from an existing cluster; if its head is cut off, leave that to the end of this process.
+
+    Ray 2.60 then waits for the head without a limit (`_private/worker.py`, `disconnect`), and again when Python exits.
+    """
+    import ray
+
+    head = urlsplit(head_url())
+    disconnecting = threading.Thread(target=ray.shutdown, daemon=True)
+    disconnecting.start()
+    disconnecting.join(DISCONNECT_LIMIT_S)
+    if disconnecting.is_alive():
+        try:
+            socket.create_connection((head.hostname, head.port), DISCONNECT_LIMIT_S).close()
+        except OSError:
+            atexit.register(_exit)
+            return
+    disconnecting.join()
+
+
+def _exit() -> None:
+    """End this process as failed, without Ray's own clean-up."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _configure(settings: dict[str, str]) -> None:

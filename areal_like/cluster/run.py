@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_like.cluster.head import BEAT_S, CLOSE_S, accepts, head_answers, head_url, head_watched
 from areal_like.cluster.interfaces import use_interface
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.nodes import check_nodes
@@ -139,7 +140,7 @@ class Cluster:
         self.placement = replace(self.placement, slots={**self.placement.slots, **slots})
         bundle = slots[devices[0]].bundle
         self.moved[bundle] = f"{self.run_id}-{bundle}-{secrets.token_hex(2)}"
-        arguments = {"run_id": self.node_id(bundle), "shared_dir": self.shared_dir}
+        arguments = {"run_id": self.node_id(bundle), "shared_dir": self.shared_dir, "keepers": await keepers()}
         await self.start_group(
             "node",
             Caretaker,
@@ -267,7 +268,10 @@ async def run_cluster(
                 cluster.placement = await cluster.prepare(placement)
                 await check_nodes(cluster.placement, files or {}, warn, ports, interface)
             # a private cluster ends as a whole and may be dead already
-            async with nullcontext() if local else _caretakers(cluster):
+            async with (
+                nullcontext() if local else _caretakers(cluster),
+                nullcontext() if local else head_watched(head_url()),
+            ):
                 yield cluster
 
 
@@ -276,13 +280,14 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
     """Hold the run's lifetime on every node of the plan, and end its groups; `run_lifetime` covers only this host."""
     cluster.caretakers = True
     one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
+    shared = {"shared_dir": cluster.shared_dir, "keepers": await keepers()}
     bundles = list(one_each)
     try:
         caretakers = await cluster.start_group(
             "node",
             Caretaker,
             [(device,) for device in one_each.values()],
-            lambda rank, host: {"run_id": cluster.node_id(bundles[rank]), "shared_dir": cluster.shared_dir},
+            lambda rank, host: {"run_id": cluster.node_id(bundles[rank]), **shared},
             call_timeout_s=JANITOR_LIMIT_S,
         )
         try:
@@ -294,11 +299,33 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
         finally:
             for group in cluster.groups[1:]:
                 group.kill()
-            with suppress(WorkerError):  # a lost node has lost its caretaker
-                await caretakers.call_all("close", phase="clean-up")
+            await _close(cluster, caretakers)
     finally:
         for group in cluster.groups:
             group.kill()
+
+
+async def _close(cluster: Cluster, caretakers: WorkerGroup) -> None:
+    """Have the caretakers of all nodes that answer clean up; a node that was cut off does so when Ray ends there."""
+    headed = await head_answers()
+    urls = await cluster.beats([caretakers]) if headed else {}
+
+    async def close(place: int) -> None:
+        node, host = caretakers.only(place), caretakers.members[place].host
+        with suppress(WorkerError):  # a lost node has lost its caretaker
+            if not headed:  # Ray would not end it
+                await node.call_one(0, "close_and_exit", phase="clean-up", timeout=CLOSE_S)
+            elif host in urls and await accepts(urls[host], BEAT_S):
+                await node.call_one(0, "close", phase="clean-up")
+
+    await asyncio.gather(*map(close, range(len(caretakers.members))))
+
+
+async def keepers() -> list[str]:
+    """Return the URLs of Ray's head and of the controller's Ray process: nodes that lose them end the run."""
+    import ray
+
+    return [head_url(), (await node_urls())[ray.get_runtime_context().get_node_id()]]
 
 
 async def cancel_all(*tasks: asyncio.Task[Any]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+
+from areal_like.cluster.head import accepts
 
 if TYPE_CHECKING:
     from allocation.plan import Device
@@ -51,18 +52,6 @@ def map_devices(job: Job, devices: Sequence[Device], lost: Collection[Device]) -
     """Return for each device of a layout's trainer one that is left, in order: neighbours stay on one node."""
     left = [device for device in devices if device not in lost]
     return dict(zip(trainer_devices(job), left, strict=False))
-
-
-async def accepts(url: str, limit_s: float) -> bool:
-    """Return whether something at a URL takes a connection within the limit: a host without Ray refuses it."""
-    address = urlsplit(url)
-    try:
-        async with asyncio.timeout(limit_s):
-            _, writer = await asyncio.open_connection(str(address.hostname), address.port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return True
 
 
 async def _is_there(cluster: Cluster, device: Device, answer_s: float) -> bool:
