@@ -37,6 +37,15 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return listener
 
 
+def stop_listening(descriptor: int) -> None:
+    """Close a listening socket whose descriptor belongs to a TCPStore, as soon as no rank has to connect any more.
+
+    The store keeps its connections, and later closes the unused socket that takes the descriptor.
+    """
+    with socket.socket() as unused:
+        os.dup2(unused.fileno(), descriptor, inheritable=False)
+
+
 def _reserve_in_range(host: str, text: str) -> socket.socket:
     ports = list(port_range(text))
     SystemRandom().shuffle(ports)  # runs that start together on a host rarely try the same port

@@ -7,6 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from areal_like.cluster.ports import stop_listening
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 
 
@@ -31,6 +32,7 @@ def join(rendezvous: Rendezvous, device: torch.device, *, from_host: bool = Fals
 
     Raises torch.distributed's errors, which name the rank, if a rank does not join in time.
     """
+    descriptor = rendezvous.listener.detach() if rendezvous.listener else None
     timeout, on_gpu = timedelta(seconds=rendezvous.timeout_s), device.type == "cuda"
     store = dist.TCPStore(
         rendezvous.address,
@@ -39,7 +41,7 @@ def join(rendezvous: Rendezvous, device: torch.device, *, from_host: bool = Fals
         is_master=rendezvous.rank == 0,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=rendezvous.listener and os.dup(rendezvous.listener.fileno()),
+        master_listen_fd=descriptor,
     )
     if on_gpu:
         torch.cuda.set_device(device)
@@ -52,3 +54,5 @@ def join(rendezvous: Rendezvous, device: torch.device, *, from_host: bool = Fals
         timeout=timeout,
         device_id=device if on_gpu else None,
     )
+    if descriptor is not None and not on_gpu:  # gloo has connected all ranks; NCCL may open further connections
+        stop_listening(descriptor)

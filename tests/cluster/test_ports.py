@@ -8,10 +8,12 @@ import socket
 from contextlib import ExitStack
 
 import pytest
+from limits import HUNG_S
+from torch.distributed import TCPStore
 
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.placement import url
-from areal_like.cluster.ports import PORTS_VARIABLE, listen, port_range, reserve_port
+from areal_like.cluster.ports import PORTS_VARIABLE, listen, port_range, reserve_port, stop_listening
 from areal_like.cluster.ray_cluster import address_problem
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
@@ -107,3 +109,14 @@ def test_a_name_that_does_not_resolve_is_not_called_a_cluster_that_does_not_answ
         "the host name in head.cluster.test:6379 does not resolve on this host: Name or service not known"
     )
     assert "/etc/hosts" in help
+
+
+def test_a_port_of_a_store_is_closed_once_all_ranks_are_connected() -> None:
+    listener = listen("127.0.0.1")
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    store = TCPStore("127.0.0.1", port, 1, True, wait_for_workers=False, master_listen_fd=descriptor)
+    stop_listening(descriptor)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), HUNG_S)
+    store.set("key", "value")
+    assert store.get("key") == b"value"

@@ -8,7 +8,7 @@ import torch
 from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broadcast, destroy_process_group
 from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
-from areal_like.cluster.ports import listen
+from areal_like.cluster.ports import listen, stop_listening
 from areal_like.cluster.workers import is_cancelled
 from areal_like.rollout.sglang.giving_up import wait_for
 from areal_like.trainer.engine import TrainEngine
@@ -34,7 +34,7 @@ class CollectiveSender(Buckets):
         if self._rank:
             return None
         listener = listen(self._address)
-        port = listener.getsockname()[1]
+        port, self._listening = listener.getsockname()[1], listener.detach()
         self._timeout = timedelta(seconds=timeout_s)
         self._world_size, self._group_name = world_size, group
         self._store = TCPStore(
@@ -44,7 +44,7 @@ class CollectiveSender(Buckets):
             is_master=True,
             timeout=self._timeout,
             wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+            master_listen_fd=self._listening,
         )
         return self._address, port
 
@@ -71,6 +71,8 @@ class CollectiveSender(Buckets):
         if failure:  # here no frame holds the store any more: the ranks that joined and wait for others are released
             self._store = None
             raise RuntimeError(f"not every server joined the group for weights within {limit}: {failure}")
+        if backend == "gloo":  # all ranks are connected; NCCL may open further connections
+            stop_listening(self._listening)
         _world.pg_group_ranks[group] = {rank: rank for rank in range(self._world_size)}
         _set_pg_timeout(self._timeout, group)
         self._group = group
