@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 
 from areal_like.errors import Fault
-from areal_like.events import span, turn
+from areal_like.events import note, span, turn
 from areal_like.images import Images
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.reading import Read
@@ -229,6 +229,7 @@ class ServerPool:
 
     async def _finish(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> Response:
         causes: list[str] = []
+        failed_at = 0.0
         outcome = "cancelled"
         try:
             while sample.finish_reason is None:
@@ -239,10 +240,13 @@ class ServerPool:
                     self._faults[error.fault] += 1
                     if not isinstance(error, Unavailable):
                         raise
+                    failed_at = failed_at or time.time()
                     causes = [*causes, str(error)] if sample.length == before else [str(error)]
                     if len(causes) == MOST_TRIES:
                         told = "\n  ".join(causes)
                         raise ServerError(f"a request failed {MOST_TRIES} times:\n  {told}", error.fault) from error
+            if failed_at:
+                note("requests", "continued", failed_at)
             outcome = "delivered"
             return sample.response
         except ServerError:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from host_runs import check_exactly_once, has_ray, host_of, interrupt, resumed, run_on, written_by
 from namespaces import reason_to_skip
-from running import ENDLESS
+from running import ENDLESS, Run
+
+from areal_like.metrics.event_file import read_events
 
 pytestmark = [
     pytest.mark.hosts,
@@ -16,8 +18,17 @@ pytestmark = [
     pytest.mark.covers("server restart", "updates: collective", "updates: disk"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
+CONTINUES_S = 15.0  # with the default of `cluster.host_timeout_s`
 # a trainer on one host, and a server on each of two others
 LAYOUT = ("actor.backend=megatron:d1", "rollout.backend=sglang:d2", "cluster.n_nodes=3")
+
+
+def check_requests_continued(run: Run, lost_at: float) -> None:
+    """Check that requests of the lost server failed soon, by the run's own clock, and were answered by another one."""
+    moved = [event for event in read_events(run.directory) if event.lane == "requests" and event.start > lost_at]
+    first = min(event.start for event in moved) - lost_at, min(event.end for event in moved) - lost_at
+    print(f"{len(moved)} requests continued: the first one after {first[0]:.1f} s, answered after {first[1]:.1f} s")
+    assert first[0] < CONTINUES_S
 
 
 @pytest.mark.parametrize(("how", "transport"), [("kill", "collective"), ("cut", "disk"), ("cut", "collective")])
@@ -26,13 +37,14 @@ def test_a_host_with_a_server_alone_is_lost_and_the_run_continues(tmp_path: Path
         run.wait_for_step(2)
         lost, trainer = host_of(run, "rollout-1.log", machines), host_of(run, "actor-0.log", machines)
         assert lost is not trainer
+        seen, lost_at = time.monotonic(), time.time()
         getattr(lost, how)()
-        seen = time.monotonic()
         run.wait_for(lambda: "1 server continues. The failed server is restarted." in run.output)
         print(f"noticed after {time.monotonic() - seen:.1f} s")
         silent = f"host {lost.address} did not answer for 10 s (cluster.host_timeout_s)"
         assert silent in run.output or how == "kill", run.output  # the connections of one that is dead are closed
         run.wait_for(lambda: run.serving()[-2:] == [1.0] * 2)
+        check_requests_continued(run, lost_at)
         print(f"two steps with the other server after {time.monotonic() - seen:.1f} s")
         if how == "cut":
             lost.mend()
