@@ -19,7 +19,8 @@ Figures for each number in flight:
 - the longest time between two turns of a task that requests one every 5 ms: in wall time; without the time in which the
   event loop's thread waited for a core; and in CPU time of that thread. All calls that are ready at once lie between
   two turns, so this grows with the number of connections;
-- the longest single call of the event loop, in CPU time of its thread;
+- the longest single call of the event loop, in CPU time of its thread, in a round of its own: timing every call costs
+  a tenth to a fifth of the tokens per second;
 - the cost of an event in the bookkeeping alone, with as many groups and samples waiting and 512 servers
   (`benchmarks.bookkeeping`).
 """
@@ -32,7 +33,7 @@ import multiprocessing
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -84,6 +85,7 @@ def main(
     servers: int = 2,
     clients: Annotated[int, typer.Option(help="client processes (rollout.client_processes)")] = 0,
     rounds: int = 3,
+    calls: Annotated[bool, typer.Option(help="time single calls too, in a further round")] = True,
     rate: Annotated[float, typer.Option(help="tokens per second that the servers have together, at most")] = RATE,
     name: Annotated[str, typer.Option(help="of the file of results")] = "controller_cpu",
     hosts: Annotated[int, typer.Option(help="simulated hosts that fail, instead of all of this")] = 0,
@@ -93,9 +95,9 @@ def main(
         save(f"failing_hosts_{hosts}_cpu", compare(Case(hosts, minutes)))
         return
     with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
-        rows = asyncio.run(
-            _rows(urls, clients, [(n, tokens, max(samples, 2 * n), batch, rate) for n in in_flight] * rounds)
-        )
+        cases = [(n, tokens, max(samples, 2 * n), batch, rate) for n in in_flight]
+        rows = asyncio.run(_rows(urls, clients, [(*case, False) for case in cases * rounds]))
+        watched = asyncio.run(_rows(urls, clients, [(*case, True) for case in cases])) if calls else []
     best = [max((row for row in rows if row["in_flight"] == n), key=_per_cpu_second) for n in in_flight]
     costs = [1 / _per_cpu_second(row) for row in best]
     save(
@@ -110,6 +112,7 @@ def main(
             "cost_per_token_most_over_least_in_flight": costs[-1] / costs[0],
             "about": "measured beside other work: load_average says how busy the machine was",
             "rounds": rows,
+            "longest_call_cpu_ms": {row["in_flight"]: row["longest_call_cpu_ms"] for row in watched},
         },
     )
 
@@ -141,6 +144,7 @@ async def measure(
     samples: int,
     batch: int | None,
     rate: float,
+    calls: bool,
 ) -> dict[str, float]:
     groups = math.ceil(in_flight / N_SAMPLES)
     size = batch or max(1, groups // 2)
@@ -165,7 +169,7 @@ async def measure(
         watch = Watch(pool)
         watching = asyncio.create_task(watch.look())
         begun, used = time.perf_counter(), cpu_seconds()
-        with timed_calls(watch):
+        with timed_calls(watch) if calls else nullcontext():
             for version in range(steps):
                 collector.publish(version)  # no update: the servers' tokens are all of version 0
                 trajectories = await collector.next_batch()
@@ -188,8 +192,9 @@ async def measure(
         "longest_block_wall_ms": round(1e3 * watch.wall_s, 1),
         "longest_block_with_a_core_ms": round(1e3 * watch.with_a_core_s, 1),
         "longest_block_cpu_ms": round(1e3 * watch.cpu_s, 1),
-        "longest_call_cpu_ms": round(1e3 * watch.call_cpu_s, 1),
     }
+    if calls:
+        row["longest_call_cpu_ms"] = round(1e3 * watch.call_cpu_s, 1)
     print(row, flush=True)
     return row
 
@@ -234,7 +239,7 @@ class Watch:
 
 @contextmanager
 def timed_calls(watch: Watch) -> Iterator[None]:
-    """Note the longest call of the event loop; two looks at the clock cost each call half a microsecond."""
+    """Note the longest call of the event loop."""
     run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> None:
