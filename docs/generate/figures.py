@@ -69,6 +69,8 @@ def sections() -> Iterator[str]:
     yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
     yield DELTAS
     yield from table(["Case", "Median from step 10 on", "Largest from step 10 on"], weight_deltas())
+    yield FAR
+    yield from table(["Order of the runs", "Directly, steps/s", "Over the link, steps/s", "Ratio"], far_servers())
     yield PROMPTS
     yield from table(["Backend", "Prompt + response", "Training", "Log-probs"], shared_prompts())
     yield TREES
@@ -149,6 +151,14 @@ def weight_deltas() -> Iterator[Sequence[str]]:
     for case in read("weight_deltas_cpu")["cases"]:
         late = case["from_step_10"]
         yield case["case"], link("weight_deltas_cpu", f"{late['median']:.3f}"), f"{late['largest']:.3f}"
+
+
+def far_servers() -> Iterator[Sequence[str]]:
+    """Yield rates of steps with downloads over a slow link and without it."""
+    name = "far_servers_cpu"
+    for each in read(name)["rounds"]:
+        direct, far = (f"{each[kind]['steps_per_second']:.3f}" for kind in ("direct", "link"))
+        yield ", ".join(each["order"]), link(name, direct), far, f"{each['ratio']:.2f}"
 
 
 def pause_ms(case: Mapping[str, Any]) -> float | None:
@@ -287,6 +297,14 @@ DELTAS = """
 
 Size of the files of [deltas](weight_updates.md#deltas) as a share of a full copy, over 24 steps of the CPU demo with other data types
 and learning rates (`python -m benchmarks.weight_deltas`). The demo's own learning rate, 8e-4, is far above those of large models.
+"""
+FAR = """
+## Servers far away
+
+Speed of the CPU demo at η = 2 in bfloat16, with a learning rate of 1e-5, whose server [downloads](weight_updates.md#servers-far-away)
+deltas over a link with 50 ms in each direction and 20 MB/s, relative to the same downloads without the link
+(`python -m benchmarks.far_servers`). Requests for tokens do not cross the link. The model is so small that the delay of the link counts
+and not its bandwidth.
 """
 PROMPTS = """
 ## Shared prompts
