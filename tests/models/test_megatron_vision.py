@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
 from trainer_jobs import Setting
-from vision_jobs import load_and_go_on, save_and_go_on, step, values
+from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
 from allocation import ParallelSizes
 from areal_like.trainer.engine import LoRA
@@ -158,6 +158,21 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny):
     two = ranks.run(values, 2, megatron(path, t=2, role="critic"), batch)
     found, expected = joined(two, len(batch.tokens)), joined([under_fsdp], len(batch.tokens))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny, tmp_path, family):
+    path, batch = tiny(family), vlm_batch(tiny(family))
+    model = load_alone(path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    before, after = stored(path), stored(tmp_path)
+    found, *_ = ranks.run(follow, 2, megatron(path, p=2, megatron=TWO_STAGES, role="ref"), batch, tmp_path)
+    assert found.keys() == before.keys()
+    for name, weight in found.items():
+        np.testing.assert_allclose(weight, before[name].lerp(after[name], 1 / 3).numpy(), atol=1e-5, err_msg=name)
 
 
 BRIDGE = "actor.megatron.bridge_type=megatron-bridge"

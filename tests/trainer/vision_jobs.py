@@ -89,3 +89,13 @@ def load_and_go_on(
         made.load(folder)
         made.train(batch, LossSpec(sft))
         return exported(made)
+
+
+def follow(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, other: Path
+) -> dict[str, np.ndarray]:
+    """Return the weights of a reference that takes a third of another checkpoint's."""
+    with engine(rendezvous, listener, setting) as made:
+        made.load_hf(other, 2 / 3)
+        made.log_probs(batch)
+        return exported(made)

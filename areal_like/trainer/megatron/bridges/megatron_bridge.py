@@ -67,9 +67,8 @@ class MegatronBridge:
         config = source.config.for_bridge
         if any(source.path.glob("*.safetensors")):
             self._bridge = AutoBridge.from_hf_pretrained(str(source.path), torch_dtype=source.dtype)
-            if source.config.axes is not None:
-                self._bridge.hf_pretrained = LanguageCheckpoint.from_pretrained(str(source.path))
             self._bridge.hf_pretrained.config = config
+            self._open_language(source.path)
         else:  # weights come from elsewhere
             self._bridge = AutoBridge.from_hf_config(config)
         self._provider = self._configure()
@@ -87,7 +86,7 @@ class MegatronBridge:
         return chunks
 
     def load(self, models: list[torch.nn.Module], path: Path) -> None:
-        other = None if path == self._source.path else str(path)
+        other = None if self._open_language(path) or path == self._source.path else str(path)
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):  # it draws a progress bar
             self._bridge.load_hf_weights(models, other)
 
@@ -96,6 +95,14 @@ class MegatronBridge:
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
             if not (config.tie_word_embeddings and name == "lm_head.weight"):  # it copies the embedding if asked
                 yield name, weight[: config.vocab_size] if name in _VOCABULARY_WEIGHTS else weight
+
+    def _open_language(self, path: Path) -> bool:
+        """Make a checkpoint the one that is read, if the model has images; return whether it has."""
+        config = self._source.config
+        if config.axes is not None:
+            self._bridge.hf_pretrained = LanguageCheckpoint.from_pretrained(str(path))
+            self._bridge.hf_pretrained.config = config.for_bridge
+        return config.axes is not None
 
     def _configure(self) -> GPTModelProvider:
         """Return a provider with the layers, sizes and types that mbridge reads from the config by itself."""
