@@ -84,6 +84,12 @@ class BaseEngine(ABC):
     def save_hf(self, path: Path) -> None:
         save_together(path, self.weights(), self._spec)
 
+    def select(self, adapter: str) -> None:
+        if adapter not in self._spec.adapters:
+            raise RoleError(f"the {self._spec.role} has no adapter {adapter}")
+        with self._memory.hold("params", "optimizer"):
+            self._skipped = self._exchange(adapter, self._skipped)
+
     def save_adapters(self, path: Path) -> None:
         if self._spec.lora is None:
             raise RoleError(f"the {self._spec.role} has no adapters")
@@ -108,6 +114,10 @@ class BaseEngine(ABC):
 
     def onload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.onload(parts)
+
+    def _exchange(self, adapter: str, skipped: int) -> int:
+        """Use another adapter; take and return the steps that each has skipped in a row."""
+        raise RoleError("only fsdp trains several adapters")
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:

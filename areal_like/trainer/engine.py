@@ -88,6 +88,12 @@ class TrainEngine(Protocol):
         It is the whole model, an adapter added to the weight that it adapts.
         """
 
+    def select(self, adapter: str) -> None:
+        """Have all later calls use this adapter of `spec.adapters`, with its own optimizer state and schedule.
+
+        Raises RoleError for an engine without it. `save` and `load` include all of them.
+        """
+
     def save_adapters(self, path: Path) -> None:
         """Write the adapters as PEFT does; they appear when they are complete. Raises RoleError without adapters."""
 
@@ -152,7 +158,7 @@ class EngineSpec:
     """Everything about an engine that all of its ranks have in common.
 
     `config` is the section of `role`, complete; without an `optimizer` nothing is trained, and no memory is taken for
-    it; with `lora` its adapters alone are trained. `path` is the model in Hugging Face form, `tokenizer` and `scratch`
+    it; with `lora` its adapters alone are trained, and with names in `adapters` as many independent sets of them. `path` is the model in Hugging Face form, `tokenizer` and `scratch`
     are `write_checkpoint`'s directories; `total_steps` is the number of optimizer steps that the learning-rate schedule
     spans; `weights` is a Megatron checkpoint that has the weights in the place of `path`.
     """
@@ -170,6 +176,7 @@ class EngineSpec:
     backend: str = "megatron"
     lora: LoRA | None = None
     weights: Path | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def resting(self) -> tuple[Part, ...]:

@@ -47,6 +47,11 @@ class TrainerRank:
         """Call one method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
+    def adapted(self, adapter: str, method: str, *arguments: Any) -> Any:
+        """Call one method of the engine while it uses an adapter."""
+        self._engine.select(adapter)
+        return self.engine(method, *arguments)
+
     def checksums(self) -> dict[str, int]:
         """Return the checksum of each weight under its Hugging Face name.
 

@@ -18,11 +18,26 @@ SAVED_POLL_S = 0.2
 
 
 class Trainer:
-    """All ranks of one trainer. Every rank receives the same call; their results are assembled here."""
+    """All ranks of one trainer. Every rank receives the same call; their results are assembled here.
 
-    def __init__(self, ranks: WorkerGroup) -> None:
-        self._ranks = ranks
+    With the name of an `adapter`, calls use this one of the trainer's adapters.
+    """
+
+    def __init__(self, ranks: WorkerGroup, adapter: str | None = None) -> None:
+        self._ranks, self._adapter = ranks, adapter
         self._saving: Path | None = None
+
+    def using(self, adapter: str) -> "Trainer":
+        """Return this trainer, with calls that use one of its adapters."""
+        return Trainer(self._ranks, adapter)
+
+    async def _call(self, method: str, *arguments: Any, phase: str, timeout: float | None = None) -> list[Any]:
+        """Call a method of every rank's engine."""
+        if self._adapter is not None:
+            return await self._ranks.call_all(
+                "adapted", self._adapter, method, *arguments, phase=phase, timeout=timeout
+            )
+        return await self._ranks.call_all("engine", method, *arguments, phase=phase, timeout=timeout)
 
     @property
     def ranks(self) -> WorkerGroup:
@@ -41,7 +56,7 @@ class Trainer:
         return await self._per_token("values", batch, phase="values")
 
     async def _per_token(self, method: str, batch: Batch, *arguments: Any, phase: str) -> Floats:
-        parts = await self._ranks.call_all("engine", method, batch, *arguments, phase=phase)
+        parts = await self._call(method, batch, *arguments, phase=phase)
         result = np.zeros(len(batch.tokens), np.float32)
         for indices, values in filter(None, parts):
             result[indices] = values
@@ -52,7 +67,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Make one optimizer step on the whole batch; return loss, grad_norm, lr and the loss's own statistics."""
         arguments = (batch, loss, temperature, learning_rate)
-        return (await self._ranks.call_all("engine", "train", *arguments, phase="training"))[0]
+        return (await self._call("train", *arguments, phase="training"))[0]
 
     async def warm_up(self, batch: Batch) -> None:
         """Compile a training step's kernels in a step that changes nothing; `batch` needs only a `loss_mask`."""
@@ -60,11 +75,11 @@ class Trainer:
 
     async def save_hf(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write a Hugging Face checkpoint that transformers loads."""
-        await self._ranks.call_all("engine", "save_hf", path, phase=phase, timeout=timeout_s)
+        await self._call("save_hf", path, phase=phase, timeout=timeout_s)
 
     async def save_adapters(self, path: Path, *, phase: str = "saving", timeout_s: float | None = None) -> None:
         """Write the adapters in PEFT's format."""
-        await self._ranks.call_all("engine", "save_adapters", path, phase=phase, timeout=timeout_s)
+        await self._call("save_adapters", path, phase=phase, timeout=timeout_s)
 
     async def load_hf(self, path: Path, decay: float) -> None:
         """Average the current weights, with the share `decay`, with those of a Hugging Face checkpoint."""

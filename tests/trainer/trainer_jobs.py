@@ -81,6 +81,7 @@ class Setting:
     share_prompts: bool = False
     fp32_head: bool = False
     freeze_vision_tower: bool = False
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         backend=setting.backend,
         lora=setting.lora,
         weights=setting.weights,
+        adapters=setting.adapters,
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
     try:

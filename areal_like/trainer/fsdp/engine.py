@@ -31,6 +31,7 @@ from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
+from areal_like.trainer.fsdp.adapter_states import AdapterStates
 from areal_like.trainer.fsdp.checkpoint_names import has_tower, head_name, in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
@@ -63,8 +64,9 @@ class FSDPEngine(BaseEngine):
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
             self._clip = spec.optimizer.gradient_clipping
             self._scaler = optimizer.make_scaler(spec.config.dtype, self.device)
-        self._manage_memory({"params": self._model.parameters, "grads": tuple, "optimizer": self._states})
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=True)  # new memory costs more than the copy
+        self._adapter_states = self._make_adapter_states()
+        self._manage_memory({"params": self._parameters, "grads": tuple, "optimizer": self._states})
+        self._stagers = {name: BlockingAsyncStager(cache_staged_state_dict=True) for name in spec.adapters or ("",)}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         adapted = lora.adapted_layers(self._model)
@@ -97,34 +99,67 @@ class FSDPEngine(BaseEngine):
     def _adapters(self) -> Iterator[tuple[str, Adapter]]:
         return ((name, lora.whole_adapter(layer)) for name, layer in lora.adapted_layers(self._model).items())
 
+    def _make_adapter_states(self) -> AdapterStates | None:
+        if not self._spec.adapters:
+            return None
+        trained = [p for group in self._optimizer.param_groups for p in group["params"]]
+        return AdapterStates(self._spec.adapters, trained, self._optimizer, self._schedule, self._scaler)
+
+    def _exchange(self, adapter: str, skipped: int) -> int:
+        if self._adapter_states is None:
+            return super()._exchange(adapter, skipped)
+        return self._adapter_states.select(adapter, skipped)
+
     def _take_weights(self, path: Path, decay: float) -> None:
         take_weights(self._model, path, decay)
 
     def save(self, path: Path) -> None:
         with self._memory.hold("params", "optimizer"):
-            state = self._state()
-            if self._stager.state_dict_cache is None:  # it would pin memory where there is no GPU too
-                self._stager.state_dict_cache = _create_cpu_state_dict(state, pin_memory=self.device.type == "cuda")
-            state = self._stager.stage(state)
+            if self._spec.adapters:
+                state = {name: self._stage(name) for name in self._each_adapter()}
+            else:
+                state = self._stage("")
         group = self._saving_group
         self._saving = Saving(
             path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
         )
 
+    def _each_adapter(self) -> Iterator[str]:
+        """Yield each adapter while it is in use."""
+        for name in self._spec.adapters:
+            self.select(name)
+            yield name
+
+    def _stage(self, adapter: str) -> dict[str, Any]:
+        """Copy the state to host memory, for each adapter always the same, as new memory costs more than the copy."""
+        state, stager = self._state(), self._stagers[adapter]
+        if stager.state_dict_cache is None:  # it would pin memory where there is no GPU too
+            stager.state_dict_cache = _create_cpu_state_dict(state, pin_memory=self.device.type == "cuda")
+        return stager.stage(state)
+
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():
             raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no .metadata)")
-        options = StateDictOptions(strict=self._spec.lora is None)  # weights that stay are not in it
         with self._memory.hold("params", "optimizer"):
-            state = self._state()
-            distributed_checkpoint.load(state, checkpoint_id=path)
-            if self._spec.optimizer is None:
-                set_model_state_dict(self._model, state["model"])
-                return
-            model, optimized = state["model"], state["optimizer"]
-            set_state_dict(
-                self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
-            )
+            if not self._spec.adapters:
+                state = self._state()
+                distributed_checkpoint.load(state, checkpoint_id=path)
+                self._take_state(state)
+            for name in self._each_adapter():
+                state = self._state()
+                distributed_checkpoint.load({name: state}, checkpoint_id=path)
+                self._take_state(state)
+
+    def _take_state(self, state: dict[str, Any]) -> None:
+        """Take what `_state` returned and a checkpoint has filled."""
+        if self._spec.optimizer is None:
+            set_model_state_dict(self._model, state["model"])
+            return
+        options = StateDictOptions(strict=self._spec.lora is None)  # weights that stay are not in it
+        model, optimized = state["model"], state["optimizer"]
+        set_state_dict(
+            self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
+        )
         self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
         optimizer.set_rates(self._schedule)
         if self._scaler.is_enabled():
@@ -149,10 +184,17 @@ class FSDPEngine(BaseEngine):
         scale = {"loss_scale": self._scaler.state_dict()} if self._scaler.is_enabled() else {}
         return {"model": model, "optimizer": optimized, "schedule": schedule, **scale}
 
+    def _parameters(self) -> Iterator[Tensor]:
+        """Return the parameters of the model and of all adapters."""
+        yield from self._model.parameters()
+        if self._adapter_states is not None:
+            yield from self._adapter_states.values()
+
     def _states(self) -> Iterator[Tensor]:
         """Return the optimizer state of the parameters, or nothing without an optimizer."""
         if self._spec.optimizer is not None:
-            for state in self._optimizer.state.values():
+            others = () if self._adapter_states is None else self._adapter_states.states()
+            for state in (*self._optimizer.state.values(), *others):
                 yield from filter(torch.is_tensor, state.values())
 
     def _backward(
