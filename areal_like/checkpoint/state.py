@@ -12,7 +12,8 @@ class RunState:
 
     `started` is the number of groups started so far. `untrained` has the ids of admitted groups that are not trained
     yet, oldest first; all other ids below `started` were trained or dropped. `missing_in_row` is the number of
-    consecutive steps up to this one without a reward. `record` is the Record's own state.
+    consecutive steps up to this one without a reward. `record` is the Record's own state. `started_by_adapter` has the
+    groups started for each of several adapters.
     """
 
     version: int = 0
@@ -21,6 +22,7 @@ class RunState:
     tokens_generated: int = 0
     missing_in_row: int = 0
     record: Mapping[str, Any] = field(default_factory=dict)
+    started_by_adapter: Mapping[str, int] = field(default_factory=dict)
 
     def count_dropped(self, batch_size: int) -> int:
         """Return how many groups the algorithm did not keep."""

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from allocation.diagnostics import Finding, Severity, Source
+from areal_like.config.adapters import check_adapters
 from areal_like.config.findings import ConfigError, Origins, finding
 from areal_like.config.keys import annotation_of, is_below, members, takes_text, value_at
 from areal_like.config.renamed import RENAMED, rename_keys
@@ -66,6 +67,8 @@ def load(
     if not values.get("trial_name"):
         values["trial_name"], places["trial_name"] = time.strftime("%Y%m%d-%H%M%S"), THE_TIME
     config, objections = validate(values)
+    if config is not None:
+        objections = list(check_adapters(config))
     findings = first_causes([*findings, *objections], data)
     if findings or config is None:
         raise ConfigError(map(origins.locate, findings))

@@ -19,8 +19,8 @@ from areal_like.config.schema import (
 )
 from areal_like.data.dataset import DatasetError, load_prompts, training_steps
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.preflight.answers import answer_check
 from areal_like.preflight.prompt_results import check_prompt_results
-from areal_like.preflight.rewards import answer_check
 from areal_like.preflight.workflow import plays_groups
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of

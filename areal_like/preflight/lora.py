@@ -17,15 +17,16 @@ _KEY = "actor.target_modules"
 _FUSED = "use_transformer_engine_op_fuser"
 
 
-def trained_share(actor: ActorConfig, model: ModelSpec) -> float:
+def trained_share(config: RunConfig, model: ModelSpec) -> float:
     """Return the part of a model's parameters that is trained: 1 without adapters."""
-    return trained_parameters(actor, model) / total_parameters(model) if actor.use_lora else 1.0
+    return trained_parameters(config, model) / total_parameters(model) if config.actor.use_lora else 1.0
 
 
-def trained_parameters(actor: ActorConfig, model: ModelSpec) -> int:
-    """Return the parameters of the adapters."""
-    names = actor.target_modules
-    return adapter_parameters(model, actor.lora_rank, lambda name: ALL_LINEAR in names or name in names)
+def trained_parameters(config: RunConfig, model: ModelSpec) -> int:
+    """Return the parameters of the adapters, all of several."""
+    names, rank = config.actor.target_modules, config.actor.lora_rank
+    one = adapter_parameters(model, rank, lambda name: ALL_LINEAR in names or name in names)
+    return max(1, len(config.adapters)) * one
 
 
 def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
@@ -38,7 +39,7 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     problems = [*_names(actor, spec, attention), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
     yield from problems
     if not problems:
-        trained, total = trained_parameters(actor, spec), total_parameters(spec)
+        trained, total = trained_parameters(config, spec), total_parameters(spec)
         message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
         yield finding("RUN-LORA-SHARE", "actor.use_lora", message, severity=Severity.NOTE)
     if actor.init_model is not None:

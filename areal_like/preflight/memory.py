@@ -22,7 +22,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         bucket_bytes=update.bucket_mb << 20,
         ahead_bytes=update.prefetch_mb << 20,
         offload=config.rollout.alternates,
-        trained=1.0 if model is None else trained_share(config.actor, model),
+        trained=1.0 if model is None else trained_share(config, model),
     )
     return of_trainer(memory, config.actor)
 

@@ -101,8 +101,10 @@ def _never_used(plan: Plan, other: Plan) -> str | None:
     return None if len(there) < len(here) else f"its trainer needs {len(there)} GPUs, the present one has {len(here)}"
 
 
-def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
-    """Check that a command can resume the run in its directory, if there is one."""
+def check_resume(
+    config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None, steps: int | None = None
+) -> Iterator[Finding]:
+    """Check that a command can resume the run in its directory, if there is one, which has that many steps in all."""
     path, help = config.run_dir, "choose another trial_name"
     if config.recover.mode == "off" or not (path / CONFIG_FILE).exists():
         return
@@ -128,7 +130,7 @@ def check_resume(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None
     if found and plan is not None:
         yield from _backends(config, plan, found.path, before)
     if found and prompts:
-        yield from _check_ended(config, directory, found.state.version, training_steps(config, len(prompts)))
+        yield from _check_ended(config, directory, found.state.version, steps or training_steps(config, len(prompts)))
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> Iterator[Finding]:

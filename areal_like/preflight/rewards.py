@@ -6,22 +6,15 @@ from collections.abc import Iterator, Sequence
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
 from areal_like.config.findings import finding
-from areal_like.config.schema import SINGLE_TURN, RewardConfig, RunConfig
+from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.preflight.chat_judge import check_chat_judge
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
-from areal_like.rewards.verifiers import REWARDS
 from areal_like.runtime.user_code import Portable, UserCodeError
-from areal_like.types import AnswerCheck, Prompt
+from areal_like.types import Prompt
 
 _RESPONSE = "The answer is 42."  # to a row without a reference answer
-
-
-def answer_check(config: RewardConfig) -> AnswerCheck | None:
-    """Return the check of reference answers, or None if only the user's own code judges."""
-    types = [judge.type for judge in config.judges.values() if judge.function is None and judge.type in REWARDS]
-    return REWARDS[types[0]].check if types else None
 
 
 def check_rewards(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:

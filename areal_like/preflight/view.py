@@ -55,7 +55,7 @@ class RoleView:
         """Batch of one training step; a role without an optimizer computes it in one call."""
         run = self.run
         return BatchSpec(
-            n_prompts=run.train_dataset.batch_size,
+            n_prompts=min(each.train_dataset.batch_size for each in run.adapted.values() or (run,)),
             n_samples=run.gconfig.n_samples,
             n_minibatches=run.actor.ppo_n_minibatches if run.optimizer(self.role) else 1,
             max_length=run.longest_sequence,

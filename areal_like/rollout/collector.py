@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.data.stream import PromptStream
 from areal_like.events import span
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.protocol import Workflow
-from areal_like.types import Trajectory, generated_in, mean_reward
+from areal_like.types import Prompt, Trajectory, generated_in, mean_reward
 
 STARTED = 32  # groups that start in one turn of the event loop, each some 50 us of work
 
@@ -54,6 +54,15 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._again, self._told = deque(self.again), self.dropped
+
+    @property
+    def started_by_adapter(self) -> Mapping[str, int]:
+        """Nothing: a collector's groups are of one policy."""
+        return {}
+
+    def prompt(self, group_id: int) -> Prompt:
+        """Return the prompt of a group."""
+        return self.prompts[group_id]
 
     def newly_dropped(self) -> int:
         """Return how many groups were dropped since the last call."""

@@ -268,7 +268,8 @@ class Router:
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
         masks = [sample.sampling.is_cut for sample, _ in entries]
         images = [sample.images for sample, _ in entries]
-        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images)
+        adapters = [sample.sampling.adapter for sample, _ in entries]
+        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images, adapters)
         async with aclosing(self._read_answer(state.server, request)) as answer:
             await anext(answer)  # from now on unneeded samples can be aborted
             for rid, (_, ended) in zip(rids, entries, strict=True):

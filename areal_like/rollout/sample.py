@@ -30,7 +30,7 @@ class Sampling:
     """Sampling settings. Temperature 0 is greedy, `top_k` -1 has no limit.
 
     A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token. With `routes` the
-    experts of each token are recorded.
+    experts of each token are recorded. `adapter` is the name of one of several that the servers have.
     """
 
     max_new_tokens: int
@@ -41,6 +41,7 @@ class Sampling:
     routes: RouteShape | None = None
     top_k: int = -1
     min_p: float = 0.0
+    adapter: str | None = None
 
     @property
     def is_cut(self) -> bool:

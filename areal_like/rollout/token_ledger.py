@@ -1,12 +1,25 @@
 """The ledger of generated tokens: each token is in one place."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import ServerPool
 
 
-def token_ledger(pool: ServerPool, collector: Collector, evaluated: int) -> Mapping[str, float]:
+class Counts(Protocol):
+    """The counts of a collector, or of the collectors of several adapters."""
+
+    @property
+    def tokens_trained(self) -> int: ...
+
+    @property
+    def tokens_waiting(self) -> int: ...
+
+    @property
+    def tokens_dropped(self) -> int: ...
+
+
+def token_ledger(pool: ServerPool, collector: Counts, evaluated: int) -> Mapping[str, float]:
     """Return the tokens since the run started or resumed, by place; `generated` is the sum of the others.
 
     `unfinished` are those of samples that have ended, in a group or an evaluation that has not. `orphaned` are those of

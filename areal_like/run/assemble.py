@@ -10,12 +10,12 @@ from areal_like.cluster.run import Cluster, run_cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
-from areal_like.rewards.scoring import Rewards
 from areal_like.run.attempts import Run, train_on
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.file_sharing import find_sharing
 from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
+from areal_like.run.scoring import make_scoring
 from areal_like.run.serving import (
     make_clients,
     make_file_source,
@@ -35,7 +35,7 @@ from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
 from areal_like.run.training import Serving, Trainers
 from areal_like.runtime.watchdog import watch_loop
-from areal_like.workflows.make import Workflows, user_processes
+from areal_like.workflows.make import user_processes
 
 
 async def run(job: Job, view: View) -> None:
@@ -88,8 +88,6 @@ async def _run_on(
             for role, section in config.scorers.items()
         }
         trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
-        spec = job.models.get("actor")
-        vocab_size = spec.vocab_size if spec else None
         async with (
             make_clients(cluster, job, view) as clients,
             make_pool(config, urls, cluster.token, clients) as pool,
@@ -98,22 +96,14 @@ async def _run_on(
             make_served_judge(job, scoring, cluster.token) as served,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             make_file_source(cluster, config) as source,
-            Rewards(
-                config.reward,
-                job.tokenizer,
-                model=model,
-                chat=elsewhere or served,
-                log=record.directory / "logs/rewards.log",
-                say=view.say,
-            ) as rewards,
-            Workflows(config, pool, rewards.score, job.tokenizer, view.say, vocab_size, processes) as workflows,
+            make_scoring(
+                job, pool, view, record.directory / "logs/rewards.log", processes, model, elsewhere or served
+            ) as scored,
         ):
-            if not config.workflows:  # which may score by themselves
-                rewards.begin()
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
             elastic = make_elastic_servers(cluster, job, models["actor"], supervisor)
             watching = [tasks.create_task(supervisor.keep()), tasks.create_task(elastic.keep())]
-            serving = Serving(pool, rewards, workflows, teacher, source)
+            serving = Serving(pool, scored, teacher, source)
             await train_on(Run(cluster, job, models, view, serving), Trainers(trainers, reference), opened)
         for task in watching:
             task.cancel()

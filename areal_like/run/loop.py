@@ -10,10 +10,9 @@ that all answers come from one version.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from areal_like.algorithms.batch import join, policy_batches, with_field
 from areal_like.algorithms.types import Algorithm, Need
@@ -22,18 +21,18 @@ from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing, RunError
 from areal_like.metrics.record import Record
-from areal_like.per_token import known_routes
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
+from areal_like.run.policies import Collectors, Policy, describe_batch, split
 from areal_like.run.prompt_results import PromptResults, describe_place
 from areal_like.runtime.gc_tuning import release
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, FinishReason, Floats, Trajectory
+from areal_like.types import Batch, Floats, Trajectory
 from areal_like.weights.sync import WeightSync, publish
 
 
@@ -44,7 +43,7 @@ class Parts:
     algorithm: Algorithm
     trainer: Trainer
     sync: WeightSync
-    collector: Collector
+    collector: Collector | Collectors
     evaluator: Evaluator
     rewards: Rewards
     reference: Reference | None = None
@@ -58,6 +57,7 @@ class Parts:
     sharing: Sharing = RESIDENT
     drift: DriftAlarm | None = None
     results: PromptResults | None = None
+    policies: Mapping[str, Policy] = field(default_factory=dict)  # several adapters, which share the other parts
 
 
 async def reinforce(
@@ -86,7 +86,7 @@ async def reinforce(
             trajectories = await _next_batch(parts, record, evaluating)
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
-                    await check_logprobs(config, parts.trainer, trajectories)
+                    await _check_logprobs(config, parts, trajectories)
             stats, probed = await _train_and_compare(config, parts, trajectories, version, record)
             in_row = 0 if stats else in_row + 1
             if in_row > config.reward.max_missing_batches:
@@ -129,6 +129,8 @@ async def _train_and_compare(
     config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Train one step. Return its statistics, and the distance of servers and trainer on the drift alarm's probe."""
+    if parts.policies:
+        return await _train_adapters(parts, trajectories, version, record), {}
     if parts.drift is None:
         return await train_step(config, parts, trajectories, version, record), {}
     with record.phase("drift probe"):
@@ -136,6 +138,33 @@ async def _train_and_compare(
     stats = await train_step(config, parts, trajectories, version, record)
     await parts.drift.observe(version, stats.get("logprob_diff"))
     return stats, probed
+
+
+async def _train_adapters(
+    parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
+) -> dict[str, float]:
+    """Train each adapter on its own trajectories; return means of their statistics, and each one's by `NAME/`."""
+    found: dict[str, dict[str, float]] = {}
+    for name, own in split(trajectories, parts.policies).items():
+        policy = parts.policies[name]
+        alone = replace(parts, algorithm=policy.algorithm, trainer=policy.trainer, policies={})
+        if stats := await train_step(policy.config, alone, own, version, record):
+            found[name] = stats
+        policy.note_missing(len(own), missing=not stats, step=version + 1)
+    if not found:
+        return {}
+    tokens = {"tokens": sum(stats["tokens"] for stats in found.values())}
+    each = {f"{name}/{tag}": value for name, stats in found.items() for tag, value in stats.items()}
+    return mean(list(found.values())) | tokens | each
+
+
+async def _check_logprobs(config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory]) -> None:
+    """Compare servers and trainer before the first step, for each adapter if there are several."""
+    if not parts.policies:
+        await check_logprobs(config, parts.trainer, trajectories)
+    for name, own in split(trajectories, parts.policies).items():
+        if own:
+            await check_logprobs(config, parts.policies[name].trainer, own)
 
 
 async def _update_companions(parts: Parts, record: Record, done: int) -> None:
@@ -163,13 +192,15 @@ async def _publish(
 async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
     """Save the policy, or its adapters and the merged model, and the critic, each in its directory."""
     path = record.checkpoint(done)
+    several = {name: policy.trainer for name, policy in parts.policies.items()}
     with record.phase("saving"):
-        if config.actor.use_lora:
-            await parts.trainer.save_adapters(path)
-        if not config.actor.use_lora:
-            await parts.trainer.save_hf(path)
-        elif config.saver.merge_lora:
-            await parts.trainer.save_hf(path.with_name(f"{path.name}-merged"))
+        for name, trainer in (several or {"": parts.trainer}).items():
+            if config.actor.use_lora:
+                await trainer.save_adapters(path / name)
+            if not config.actor.use_lora:
+                await trainer.save_hf(path)
+            elif config.saver.merge_lora:
+                await trainer.save_hf(path.with_name(f"{path.name}-merged") / name)
         if parts.critic:
             await parts.critic.save_hf(path.with_name(f"{path.name}-critic"))
 
@@ -178,12 +209,17 @@ async def _statistics(
     config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory], version: int
 ) -> dict[str, float]:
     """Return the statistics of a step beside those of the trainer."""
-    described = await asyncio.to_thread(describe, trajectories, version)
-    if parts.algorithm.keeps or config.rollout.oversampling:
+    described = await asyncio.to_thread(describe_batch, trajectories, parts.policies, version)
+    if any(each.keeps for each in _algorithms(parts)) or config.rollout.oversampling:
         described["dropped_groups"] = float(parts.collector.newly_dropped())
+    own = {} if parts.policies else parts.rewards.statistics()
     results = parts.results.statistics() if parts.results else {}
-    counts = (parts.episodes(), parts.tokens(), parts.teacher(), parts.servers(), results)
-    return described | parts.rewards.statistics() | {name: value for part in counts for name, value in part.items()}
+    counts = (parts.episodes(), parts.tokens(), parts.teacher(), parts.servers(), results, own)
+    return described | {name: value for part in counts for name, value in part.items()}
+
+
+def _algorithms(parts: Parts) -> Sequence[Algorithm]:
+    return [policy.algorithm for policy in parts.policies.values()] or [parts.algorithm]
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
@@ -209,11 +245,11 @@ async def train_step(
         if parts.results is None:
             raise RunError("The algorithm needs baselines, but the run keeps no values of prompts.")
         experience = replace(experience, baselines=parts.results.baselines(experience.groups))
-    for need, field, phase in _PASSES:
+    for need, name, phase in _PASSES:
         if need in algorithm.needs:
             with record.phase(phase):
                 values = await _pass(parts, need, experience.batch, temperature)
-            experience = with_field(experience, field, values)
+            experience = with_field(experience, name, values)
     with record.phase("batch"):
         batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
     stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))} | ({} if batches else {"unselected": 1.0})
@@ -275,67 +311,3 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
         result[name] = float(sum(values) if name == "loss_tokens" else np.average(values, weights=weights))
     drift, share = result.pop(_ON_POLICY[0], 0.0), result.get(_ON_POLICY[1])
     return result | ({"logprob_diff": drift / share} if share else {})
-
-
-def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Return statistics of a batch trained at `version`; `reward` only if one is known.
-
-    A reward belongs to a sample, which may have several trajectories: it counts once.
-    """
-    if not trajectories:  # every episode failed before it had generated anything
-        return {"reward_missing": 0.0, "skipped_batches": 1.0}
-    rewards = [item.reward for item in trajectories if item.reward is not None]
-    of_samples = [np.mean(own) for own in _by_sample(trajectories).values()]
-    staleness = [version - item.oldest_version for item in trajectories]
-    parts: dict[str, list[float]] = {}
-    for name, part in (part for item in trajectories for part in item.reward_parts.items()):
-        parts.setdefault(f"reward_parts/{name}", []).append(part)
-    return (
-        ({"reward": float(np.mean(of_samples))} if rewards else {})
-        | {
-            "reward_missing": float(len(trajectories) - len(rewards)),
-            "skipped_batches": float(not rewards),
-            "response_length": float(np.mean([item.response_length for item in trajectories])),
-            "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
-            "staleness_mean": float(np.mean(staleness)),
-            "staleness_max": float(np.max(staleness)),
-        }
-        | {tag: float(np.mean(values)) for tag, values in parts.items()}
-        | _reverse_kl(trajectories)
-        | _describe_served(trajectories)
-    )
-
-
-def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the mean reverse KL divergence from the teacher per sampled token, if the run has a teacher."""
-    ratios = [
-        (item.logprobs - item.teacher_logprobs)[item.generated]
-        for item in trajectories
-        if item.teacher_logprobs is not None and item.reward is not None
-    ]
-    return {"teacher/reverse_kl": float(np.mean(np.concatenate(ratios)))} if ratios else {}
-
-
-def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of generated tokens with known experts, and ids kept per token, where servers return any."""
-    result = {}
-    if any(item.routes is not None for item in trajectories):
-        result["routed_share"] = float(np.mean(np.concatenate([_find_routed(item) for item in trajectories])))
-    if counts := [item.kept.counts[item.generated] for item in trajectories if item.kept is not None]:
-        result["kept_ids"] = float(np.mean(np.concatenate(counts)))
-    return result
-
-
-def _find_routed(item: Trajectory) -> NDArray[np.bool]:
-    """Return which generated tokens have log-probs of known experts: those of the token before."""
-    told = item.generated[1:]
-    return np.zeros(int(told.sum()), bool) if item.routes is None else known_routes(item.routes)[:-1][told]
-
-
-def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:
-    """Return the rewards of each sample's trajectories, for samples with rewards."""
-    rewards: dict[tuple[int, int], list[float]] = {}
-    for item in trajectories:
-        if item.reward is not None:
-            rewards.setdefault((item.group_id, item.sample), []).append(item.reward)
-    return rewards

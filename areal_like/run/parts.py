@@ -8,17 +8,14 @@ from pathlib import Path
 
 from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN, CurriculumConfig, RunConfig, TrainerRole
+from areal_like.config.schema import CurriculumConfig, RunConfig, TrainerRole
 from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues, prompt_keys
-from areal_like.data.stream import PromptStream
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.pool import Sampling
 from areal_like.rollout.teacher import Teacher
-from areal_like.run.evaluation import EvaluationSet, Evaluator
+from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream, spare_groups
+from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts
 from areal_like.run.moving_teacher import MovingTeacher
 from areal_like.run.prompt_results import PromptResults
@@ -39,48 +36,10 @@ def make_parts(
     results: PromptResults | None = None,
 ) -> Parts:
     """Return the parts that every run has; prompts come from the stream of `results`, if there are any."""
-    config = job.config
-    train_data, n_samples = config.train_dataset, config.gconfig.n_samples
-    most = config.rollout.max_concurrent_rollouts
-    seed = config.seed if config.sglang.deterministic else None
-    workflow = workflows.train(_sampling(job), n_samples, seed=seed)
-    collector = Collector(
-        prompts=results.stream if results else plain_stream(job),
-        groups=job.steps * train_data.batch_size,
-        workflow=teacher.with_scores(workflow) if teacher else workflow,
-        admission=Admission(
-            train_data.batch_size,
-            config.rollout.max_head_offpolicyness,
-            state.version,
-            spare=spare_groups(config),
-        ),
-        max_groups=max(1, most // n_samples) if most else None,
-        tasks=tasks,
-        keeps=job.algorithm.keeps,
-        max_drops=config.actor.max_dropped_groups,
-        again=state.untrained,
-        started=state.started,
-        dropped=state.count_dropped(train_data.batch_size),
-        note_drop=results.note_drop if results else lambda group, reward: None,
-        tokens_generated=state.tokens_generated,
-    )
-    evaluator = Evaluator(config.evaluator, _evaluation_sets(job, workflows))
+    collector = make_collector(job, state, workflows, tasks, teacher, results)
+    evaluator = Evaluator(job.config.evaluator, evaluation_sets(job, workflows))
     parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards, results=results)
     return replace(parts, teacher=teacher.statistics) if teacher else parts
-
-
-def _sampling(job: Job) -> Sampling:
-    """Return how the responses to training prompts are sampled."""
-    keys = job.config.gconfig
-    return Sampling(
-        keys.max_new_tokens,
-        keys.temperature,
-        keys.top_p,
-        job.tokenizer.eos_token_ids,
-        top_k=keys.top_k,
-        min_p=keys.min_p,
-        routes=job.routes,
-    )
 
 
 def make_moving_teacher(
@@ -108,12 +67,6 @@ def make_results(job: Job, version: int, journal: Journal | None) -> PromptResul
     return results
 
 
-def plain_stream(job: Job) -> PromptStream:
-    """Return the stream of the training prompts, whatever their results."""
-    data = job.config.train_dataset
-    return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
-
-
 def _curriculum(job: Job, section: CurriculumConfig) -> Curriculum:
     """Return the stream whose blocks are drawn as soon as one of their groups may start."""
     data = job.config.train_dataset
@@ -127,19 +80,3 @@ def _curriculum(job: Job, section: CurriculumConfig) -> Curriculum:
         ahead=job.config.rollout.max_head_offpolicyness + math.ceil(spare_groups(job.config) / data.batch_size),
         weights=data.weights,
     )
-
-
-def spare_groups(config: RunConfig) -> int:
-    """Return how many groups may start beyond those that are trained."""
-    return math.ceil(config.rollout.oversampling * config.train_dataset.batch_size)
-
-
-def _evaluation_sets(job: Job, workflows: Workflows) -> dict[str, EvaluationSet]:
-    sets = {}
-    for name, data in job.config.evaluations.items():
-        n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
-        sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=job.tokenizer.eos_token_ids)
-        sets[name] = EvaluationSet(
-            job.evaluated[name], workflows.evaluate(data.workflow or SINGLE_TURN, sampling, n_samples), n_samples
-        )
-    return sets

@@ -2,14 +2,36 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from areal_like.checkpoint.journal import Step
 from areal_like.checkpoint.state import RunState
 from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues
 from areal_like.data.stream import PromptStream
-from areal_like.rollout.collector import Collector
-from areal_like.types import Floats, Ints, Trajectory, mean_reward
+from areal_like.types import Floats, Ints, Prompt, Trajectory, mean_reward
+
+
+class Groups(Protocol):
+    """The groups of a collector, or of the collectors of several adapters."""
+
+    @property
+    def taken(self) -> list[int]: ...
+
+    @property
+    def untrained(self) -> list[int]: ...
+
+    @property
+    def started(self) -> int: ...
+
+    @property
+    def started_by_adapter(self) -> Mapping[str, int]: ...
+
+    @property
+    def tokens_generated(self) -> int: ...
+
+    def prompt(self, group_id: int) -> Prompt:
+        """Return the prompt of a group."""
 
 
 @dataclass(eq=False)
@@ -75,7 +97,11 @@ class PromptResults:
 
 
 def describe_place(
-    collector: Collector, results: PromptResults | None, trajectories: Sequence[Trajectory], done: int, in_row: int
+    collector: Groups,
+    results: PromptResults | None,
+    trajectories: Sequence[Trajectory],
+    done: int,
+    in_row: int,
 ) -> tuple[Step, RunState]:
     """Return the completed step, and the state of the run after it, before groups of the new version start.
 
@@ -84,6 +110,7 @@ def describe_place(
     if results:
         step = results.describe(done, collector.taken, trajectories)
     else:
-        step = Step(done, collector.taken, [collector.prompts[group].sample_id for group in collector.taken])
-    untrained = tuple(collector.untrained)
-    return step, RunState(done, collector.started, untrained, collector.tokens_generated, in_row)
+        step = Step(done, collector.taken, [collector.prompt(group).sample_id for group in collector.taken])
+    untrained, by_adapter = tuple(collector.untrained), collector.started_by_adapter
+    generated = collector.tokens_generated
+    return step, RunState(done, collector.started, untrained, generated, in_row, started_by_adapter=by_adapter)

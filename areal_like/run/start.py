@@ -77,6 +77,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         device=job.device,
         seed=job.config.seed,
         total_steps=job.config.updates(role, job.steps),
+        adapters=tuple(job.config.adapters) if role == "actor" else (),
     )
 
 
@@ -237,9 +238,17 @@ async def start_scorer(
 
 
 def weight_sync(
-    cluster: Cluster, job: Job, trainer: Trainer, pool: ServerPool, source: FileSource | None = None
+    cluster: Cluster,
+    job: Job,
+    trainer: Trainer,
+    pool: ServerPool,
+    source: FileSource | None = None,
+    adapters: Mapping[str, Trainer] | None = None,
 ) -> WeightSync:
-    """Return the weight transport of the run; servers download files from the `source`, if there is one."""
+    """Return the weight transport of the run; servers download files from the `source`, if there is one.
+
+    `adapters` are the trainers of several adapters, by name.
+    """
     update, actor, rollout = job.config.weight_update, job.plan.engine("actor"), job.plan.engine("rollout")
     spec = SyncSpec(
         timeout_s=update.timeout_s,
@@ -251,6 +260,7 @@ def weight_sync(
         exporters=_on_gpus_of_servers(actor, rollout) if job.device == "cuda" else (),
         full_every=update.full_every,
         source=source,
+        adapters=adapters or {},
     )
     if update.checksum:
         pool.checking = partial(compare_checksums, trainer)

@@ -65,7 +65,8 @@ async def start_all(
 
 async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
     """Start the trainers of all roles side by side."""
-    carry_user_code(job.algorithm)
+    for each in job.adapters or [job]:
+        carry_user_code(each.algorithm)
     async with asyncio.TaskGroup() as tasks:
         starting = {
             role: tasks.create_task(start_trainer(cluster, job, models[role], role)) for role in job.config.roles

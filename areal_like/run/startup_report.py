@@ -80,7 +80,7 @@ _SPLITS = (
 
 def _micro_batches(config: RunConfig, spec: EngineSpec) -> str:
     """Describe how a step's samples are split; the most micro-batches come from the longest sequences."""
-    samples = config.train_dataset.batch_size * config.gconfig.n_samples
+    samples = config.prompts_per_step * config.gconfig.n_samples
     parts = 1 if spec.optimizer is None else config.actor.ppo_n_minibatches
     each = -(-samples // parts)
     share, limit = -(-each // spec.sizes.dp), spec.config.mb_spec.max_tokens_per_mb

@@ -11,30 +11,32 @@ from areal_like.cluster.run import Cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.teacher import Teacher
 from areal_like.rollout.token_ledger import token_ledger
+from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.directory import RunDirectory
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.loop import reinforce
 from areal_like.run.parts import make_moving_teacher, make_parts, make_results
+from areal_like.run.scoring import Scoring
 from areal_like.run.start import weight_sync
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import FileSource, WeightSync, publish
-from areal_like.workflows.make import Workflows
 
 
 @dataclass(frozen=True)
 class Serving:
-    """The servers and their clients, which outlive a trainer."""
+    """The servers and their clients, which outlive a trainer.
+
+    `scoring` is that of several adapters by name, or that of the run by "".
+    """
 
     pool: ServerPool
-    rewards: Rewards
-    workflows: Workflows
+    scoring: Mapping[str, Scoring]
     teacher: Teacher | None
     source: FileSource | None = None  # of weights that servers download
 
@@ -59,7 +61,8 @@ async def train(
     """Bring the weights to the servers and train from the place of `opened`."""
     config = job.config
     pool, state, record, trainer = serving.pool, opened.state, opened.record, trainers.roles["actor"]
-    transport = weight_sync(cluster, job, trainer, pool, serving.source)
+    adapters = {name: trainer.using(name) for name in config.adapters}
+    transport = weight_sync(cluster, job, trainer, pool, serving.source, adapters)
     sharing, sync = share_gpus(config, transport, tuple(trainers.roles.values()), pool, record.phase)
     with record.doing("connecting trainer and servers"):
         await sharing.to_trainer(None)
@@ -70,15 +73,18 @@ async def train(
         await moving.update()  # a checkpoint does not hold the teacher
     results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
-        rewards, workflows, teacher = serving.rewards, serving.workflows, serving.teacher
-        parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, teacher, results)
+        if adapters:
+            parts = make_adapter_parts(job, state, adapters, sync, serving.scoring, groups)
+        else:
+            rewards, workflows = serving.scoring[""]
+            parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, serving.teacher, results)
+            parts = replace(parts, episodes=workflows.counts)
         collector, evaluator = parts.collector, parts.evaluator
         parts = replace(
             parts,
             reference=trainers.reference,
             update_teacher=moving.follow if moving else None,
             critic=trainers.roles.get("critic"),
-            episodes=serving.workflows.counts,
             tokens=lambda: token_ledger(pool, collector, evaluator.tokens),
             servers=pool.statistics,
             recovery=recovery,

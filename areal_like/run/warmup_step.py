@@ -36,7 +36,7 @@ async def run_warmup_step(job: Job, trainers: Mapping[TrainerRole, Trainer]) -> 
 def warmup_batch(job: Job, role: TrainerRole) -> Batch:
     """Return prompts joined to sequences of maximum length: a full micro-batch for each data-parallel rank."""
     config, longest = job.config, job.config.longest_sequence
-    samples = config.train_dataset.batch_size * config.gconfig.n_samples // config.actor.ppo_n_minibatches
+    samples = config.prompts_per_step * config.gconfig.n_samples // config.actor.ppo_n_minibatches
     full = job.plan.engine(role).sizes.dp * (config.roles[role].mb_spec.max_tokens_per_mb // longest)
     lengths = np.full(max(1, min(samples, full)), longest, np.int32)
     words = islice(chain.from_iterable(prompt.tokens for prompt in job.train_prompts), int(lengths.sum()))

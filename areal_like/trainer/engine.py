@@ -158,9 +158,10 @@ class EngineSpec:
     """Everything about an engine that all of its ranks have in common.
 
     `config` is the section of `role`, complete; without an `optimizer` nothing is trained, and no memory is taken for
-    it; with `lora` its adapters alone are trained, and with names in `adapters` as many independent sets of them. `path` is the model in Hugging Face form, `tokenizer` and `scratch`
-    are `write_checkpoint`'s directories; `total_steps` is the number of optimizer steps that the learning-rate schedule
-    spans; `weights` is a Megatron checkpoint that has the weights in the place of `path`.
+    it; with `lora` its adapters alone are trained, with `adapters` one independent set of them for each of these names.
+    `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
+    `total_steps` is the number of optimizer steps that the learning-rate schedule spans; `weights` is a Megatron
+    checkpoint that has the weights in the place of `path`.
     """
 
     role: TrainerRole

@@ -47,7 +47,7 @@ class TrainerRank:
         """Call one method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
-    def adapted(self, adapter: str, method: str, *arguments: Any) -> Any:
+    def use_adapter(self, adapter: str, method: str, *arguments: Any) -> Any:
         """Call one method of the engine while it uses an adapter."""
         self._engine.select(adapter)
         return self.engine(method, *arguments)

@@ -20,11 +20,11 @@ SAVED_POLL_S = 0.2
 class Trainer:
     """All ranks of one trainer. Every rank receives the same call; their results are assembled here.
 
-    With the name of an `adapter`, calls use this one of the trainer's adapters.
+    With the name of an `adapter`, calls use this one of the trainer's adapters. `trained` counts the optimizer steps.
     """
 
     def __init__(self, ranks: WorkerGroup, adapter: str | None = None) -> None:
-        self._ranks, self._adapter = ranks, adapter
+        self._ranks, self._adapter, self.trained = ranks, adapter, 0
         self._saving: Path | None = None
 
     def using(self, adapter: str) -> "Trainer":
@@ -35,7 +35,7 @@ class Trainer:
         """Call a method of every rank's engine."""
         if self._adapter is not None:
             return await self._ranks.call_all(
-                "adapted", self._adapter, method, *arguments, phase=phase, timeout=timeout
+                "use_adapter", self._adapter, method, *arguments, phase=phase, timeout=timeout
             )
         return await self._ranks.call_all("engine", method, *arguments, phase=phase, timeout=timeout)
 
@@ -67,6 +67,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Make one optimizer step on the whole batch; return loss, grad_norm, lr and the loss's own statistics."""
         arguments = (batch, loss, temperature, learning_rate)
+        self.trained += 1
         return (await self._call("train", *arguments, phase="training"))[0]
 
     async def warm_up(self, batch: Batch) -> None:

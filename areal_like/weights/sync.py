@@ -6,9 +6,9 @@ A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -56,7 +56,7 @@ class SyncSpec:
     servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
     `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
     `full_every` is the number of versions from one full copy to the next, between which there are deltas. With a
-    `source` servers download what is written to `directory`.
+    `source` servers download what is written to `directory`. `adapters` has trainers of several adapters, by name.
     """
 
     timeout_s: float
@@ -68,6 +68,7 @@ class SyncSpec:
     exporters: Sequence[Collection[int]] = ()
     full_every: int = 1
     source: FileSource | None = None
+    adapters: Mapping[str, Trainer] = field(default_factory=dict)
 
     def ahead(self, buckets: Sequence[Sequence[TensorSpec]]) -> int:
         """Return how many of the first buckets are gathered before the servers pause; at least one."""

@@ -115,7 +115,7 @@ def test_rank_and_targets_decide_what_is_trained(write):
     job = check(write(), LORA, "actor.lora_rank=2", "actor.target_modules=[q_proj,v_proj]").job
     spec_trained = 2 * 3 * (128 + 128 + 128 + 64)  # rank, layers, and both ends of each
     actor = job.config.actor
-    assert trained_parameters(actor, from_config(model_config(actor.init_model, "float32"))) == spec_trained
+    assert trained_parameters(job.config, from_config(model_config(actor.init_model, "float32"))) == spec_trained
 
 
 def test_adapters_beside_latent_attention_are_refused_on_megatron(write, tmp_path):

@@ -20,6 +20,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.run import loop
+from areal_like.run.batch_statistics import describe
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts, mean, reinforce
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
@@ -359,7 +360,7 @@ def test_the_reward_of_a_step_counts_an_episode_once():
         Trajectory(0, group, *arrays, FinishReason.STOP, reward=reward, sample=sample)
         for group, sample, reward in [(0, 0, 1.0), (0, 0, 1.0), (0, 0, 1.0), (0, 1, 0.0), (1, 0, 0.0), (1, 1, None)]
     ]
-    assert loop.describe(told, version=0)["reward"] == pytest.approx(1 / 3)
+    assert describe(told, version=0)["reward"] == pytest.approx(1 / 3)
 
 
 def test_parts_of_rewards_are_described_by_name():
@@ -369,7 +370,7 @@ def test_parts_of_rewards_are_described_by_name():
         )
         for parts in ({"right": 1.0, "short": 0.5, "loss_tokens": 0.0, "on_policy_share": 0.5}, {"right": 0.0})
     ]
-    described = loop.describe([first, *others], version=0)
+    described = describe([first, *others], version=0)
     assert {tag: value for tag, value in described.items() if tag.startswith("reward_parts/")} == {
         "reward_parts/right": 0.5,
         "reward_parts/short": 0.5,

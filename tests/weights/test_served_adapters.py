@@ -22,10 +22,12 @@ from areal_like.errors import ServerError
 from areal_like.preflight import preflight
 from areal_like.preflight.served_adapters import SERVED
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.adapters import FLAG, ServedAdapter, _adapted_layers
+from areal_like.rollout.sglang.adapters import FLAG, ONLY, ServedAdapter, _adapted_layers
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.lora import Adapter, _peft_config
+from areal_like.weights.adapters.controller import AdapterSync
+from areal_like.weights.sync import SyncSpec
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 ADAPTERS = ["actor.use_lora=true", "weight_update={adapters: true, mode: disk}"]
@@ -109,7 +111,7 @@ def make_adapter(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
 async def replace(pool: ServerPool, adapter: Path, version: int) -> None:
     async with pool.interrupt(version, Deadline(HUNG_S)) as servers:
         for server in servers:
-            await server.load_adapter(str(adapter), version, HUNG_S)
+            await server.load_adapters({ONLY: str(adapter)}, version, HUNG_S)
 
 
 async def use(pool: ServerPool, made: list[tuple[Path, Path]]) -> tuple[list[Response], list[int]]:
@@ -174,3 +176,60 @@ def test_tokens_are_those_of_the_merged_weights_of_their_version(tmp_path, famil
     for prompt, response in zip(PROMPTS, responses, strict=True):
         assert distance(networks, prompt, response) < EXACT
     assert cached == [0, 79, 0, 79]
+
+
+class OneOfSeveral:
+    """A trainer that has one of several adapters, and writes it."""
+
+    def __init__(self, adapter: Path) -> None:
+        self.adapter, self.trained, self.written = adapter, 0, 0
+
+    async def save_adapters(self, path: Path, *, phase: str, timeout_s: float) -> None:
+        self.written += 1
+        shutil.copytree(self.adapter, path)
+
+
+@pytest.mark.long
+def test_each_request_is_answered_with_its_own_adapter_and_an_update_sends_those_that_changed(tmp_path):
+    """Both are asked the same at once, while one of them changes."""
+    model, names = make_model("qwen3", tmp_path / "model"), ("math", "code")
+    made = [make_adapter(model, tmp_path, seed) for seed in range(3)]
+    overrides = [*ADAPTERS, f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", "adapters={math: {}, code: {}}"]
+    config = load(DEMO, ["sglang.context_length=128", *overrides]).config
+    trainers: Any = {name: OneOfSeveral(adapter) for name, (adapter, _) in zip(names, made, strict=False)}
+
+    async def run(server: Any) -> tuple[dict[str, list[Response]], list[int]]:
+        async with ServerPool([server.url], server.token, timeout_s=HUNG_S) as pool:
+            spec = SyncSpec(HUNG_S, tmp_path, 1, "gloo", 1, adapters=trainers)
+            sync, written = AdapterSync(trainers["math"], pool, spec), []
+
+            async def update(version: int) -> None:
+                await sync.send(version, Deadline(HUNG_S))
+                written.append(sum(trainer.written for trainer in trainers.values()))
+
+            await update(0)
+            sampling = {name: Sampling(LENGTH, ignore_eos=True, adapter=name) for name in names}
+            asking = {
+                name: asyncio.gather(*(pool.generate([prompt], own) for prompt in PROMPTS for _ in range(2)))
+                for name, own in sampling.items()
+            }
+            await working(pool)
+            await update(1)  # nothing was trained
+            trainers["code"].adapter = made[2][0]
+            trainers["code"].trained += 1
+            await update(2)
+            pool.join(server.url, 1)  # a server that starts again has none of them
+            await update(3)
+            return {name: [response for (response,) in await each] for name, each in asking.items()}, written
+
+    with server_on_cpu(config, model, tmp_path) as server:
+        responses, written = asyncio.run(run(server))
+    assert written == [2, 2, 3, 5]
+    assert not list(tmp_path.glob("adapters-*"))
+    merged = [path for _, path in made]
+    of_version = {"math": [merged[0]] * 4, "code": [merged[1], merged[1], merged[2], merged[2]]}
+    for name, own in responses.items():
+        networks = real.load_networks(*of_version[name])
+        assert any(len(set(response.versions)) > 1 for response in own)
+        for prompt, response in zip((prompt for prompt in PROMPTS for _ in range(2)), own, strict=True):
+            assert distance(networks, prompt, response) < EXACT

@@ -5,6 +5,7 @@ several fields lives in `preflight/`, so that all of its findings come together.
 """
 
 from areal_like.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
+from areal_like.config.schema.adapters import AdapterConfig
 from areal_like.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.curriculum import CurriculumConfig
@@ -43,7 +44,7 @@ from areal_like.config.schema.rollout import (
     SGLangConfig,
     WeightUpdateConfig,
 )
-from areal_like.config.schema.run import SCORERS, RunConfig
+from areal_like.config.schema.run import SCORERS, RunConfig, evaluation_name
 from areal_like.config.schema.sandbox import CONTAINER_TOOLS, SandboxConfig
 from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
 from areal_like.config.schema.teacher import TeacherConfig

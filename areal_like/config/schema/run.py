@@ -1,12 +1,14 @@
 """The root of the tree, and what follows from several of its sections."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from areal_like.config.schema.actor import ActorConfig
+from areal_like.config.schema.adapters import Adapters
 from areal_like.config.schema.backends import MegatronConfig
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
@@ -82,6 +84,13 @@ class RunConfig(Section):
         EpisodeConfig(), description="Limits of an episode of `workflow`."
     )
     actor: ActorConfig = Field(description="Trainer.")
+    adapters: Adapters = Field(
+        {},
+        description=(
+            "Several adapters of one base (`actor.use_lora`), by name, each trained on its own data; `{}`: one adapter (see "
+            "[several adapters](lora.md#several-adapters))."
+        ),
+    )
     ref: ReferenceConfig | None = Field(None, description="Reference model; null: none.")
     critic: CriticConfig | None = Field(None, description="Critic; null: none.")
     teacher: TeacherConfig | None = Field(None, description="Teacher of distillation; null: none.")
@@ -93,6 +102,18 @@ class RunConfig(Section):
     saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
     recover: RecoverConfig = Field(RecoverConfig(), description="Resuming an interrupted run.")
     stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
+
+    @cached_property
+    def adapted(self) -> Mapping[str, "RunConfig"]:
+        """The configuration of a run with each of `adapters` alone, by name; empty without them."""
+        values = self.model_dump()
+        return {name: RunConfig.model_validate(adapter.merge_into(values)) for name, adapter in self.adapters.items()}
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Prompts of a training step, those of all adapters."""
+        each = self.adapted.values() or (self,)
+        return sum(config.train_dataset.batch_size for config in each)
 
     @property
     def run_dir(self) -> Path:
@@ -162,6 +183,8 @@ class RunConfig(Section):
     @property
     def longest_sequence(self) -> int:
         """Most tokens of what is trained on: a prompt and its response, or a trajectory of `workflow`."""
+        if self.adapted:
+            return max(config.longest_sequence for config in self.adapted.values())
         if "workflow" in self.workflows and self.episode.max_tokens is not None:
             return self.episode.max_tokens
         prompts = [self.train_dataset.max_prompt_length]
@@ -181,7 +204,16 @@ class RunConfig(Section):
 
     @property
     def evaluations(self) -> dict[str, EvaluationConfig]:
-        """Evaluation sets by name, with every setting; `valid_dataset` under this name."""
+        """Evaluation sets by name, with every setting; `valid_dataset` under this name.
+
+        Each adapter has sets of its own: `math` is `valid_dataset` of the adapter `math`, `math.NAME` another set.
+        """
+        if self.adapted:
+            return {
+                evaluation_name(adapter, name): data
+                for adapter, config in self.adapted.items()
+                for name, data in config.evaluations.items()
+            }
         own: dict[str, ValidDatasetConfig | None] = {"valid_dataset": self.valid_dataset, **self.evaluator.datasets}
         common = {
             "n_samples": self.evaluator.n_samples,
@@ -212,6 +244,11 @@ class RunConfig(Section):
     def context_length(self) -> int:
         """Positions of a server's context, in tokens."""
         return self.sglang.context_length or self.longest_generated + SERVER_RESERVE
+
+
+def evaluation_name(adapter: str, name: str) -> str:
+    """Return the name of an adapter's evaluation set among those of all adapters."""
+    return adapter if name == "valid_dataset" else f"{adapter}.{name}"
 
 
 def _own_or(section: RoleConfig, actor: ActorConfig, name: str) -> Any:

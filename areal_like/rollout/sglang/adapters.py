@@ -1,8 +1,9 @@
-"""A server of adapters: SGLang keeps the weights of the model, and an update replaces one adapter (LoRA) in place.
+"""A server of adapters: SGLang keeps the weights of the model, and an update replaces adapters (LoRA) in place.
 
-SGLang serves adapters by name, and an adapter with a name never changes. Here one adapter belongs to all requests, and
-its matrices are replaced while generation is paused, as the weights of a model are in the other weight updates. So
-requests continue, every token has its version, and versions have prefixes of their own (`versions.py`).
+SGLang serves adapters by name, and an adapter with a name never changes. Here the matrices of an adapter are replaced
+while generation is paused, as the weights of a model are in the other weight updates. So requests continue, every token
+has its version, and versions have prefixes of their own (`versions.py`); SGLang keeps those of adapters apart. A single
+adapter belongs to all requests; of several, each request names its own.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from typing import Any
 from areal_like.config.schema import ALL_LINEAR
 
 FLAG = "--served-adapter"  # of our launcher alone
-_NAME = "policy"
+ONLY = "policy"  # the name of a single adapter
 
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """Rank and scale of a run's adapter, and the last names of its layers (`actor.target_modules`)."""
+    """Rank and scale of a run's adapters, the last names of their layers (`actor.target_modules`), and their names."""
 
     rank: int
     alpha: float
     targets: Sequence[str]
+    names: Sequence[str] = (ONLY,)
 
     def as_argument(self) -> str:
         """Return what follows FLAG."""
@@ -34,17 +36,20 @@ class ServedAdapter:
 
 
 def split_adapter(arguments: list[str], cuda: bool) -> list[str]:
-    """Return SGLang's own arguments, among them an adapter that adds nothing yet if a run sends adapters."""
+    """Return SGLang's own arguments, among them adapters that add nothing yet if a run sends adapters."""
     if FLAG not in arguments:
         return arguments
     place = arguments.index(FLAG)
     adapter = ServedAdapter(**json.loads(arguments[place + 1]))
-    _serve_one_to_all()
+    if len(adapter.names) == 1:
+        _serve_to_all(*adapter.names)
     if not cuda:
         _leave_memory_pageable()
     backend = [] if cuda else ["--lora-backend", "torch_native"]
     empty = _write_empty(adapter, Path(arguments[arguments.index("--model-path") + 1]))
-    served = ["--enable-lora", "--lora-paths", f"{_NAME}={empty}", "--max-loras-per-batch", "2"]
+    paths = [f"{name}={empty}" for name in adapter.names]
+    most = len(paths) + 1  # in a batch: beside these, none
+    served = ["--enable-lora", "--lora-paths", *paths, "--max-loras-per-batch", str(most)]
     return [*arguments[:place], *arguments[place + 2 :], *served, *backend]
 
 
@@ -78,14 +83,14 @@ def _adapted_layers(adapter: ServedAdapter, model: Path) -> Iterator[tuple[str, 
                     yield layer, shape
 
 
-def _serve_one_to_all() -> None:
-    """Have every request use the adapter."""
+def _serve_to_all(name: str) -> None:
+    """Have every request use one adapter."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
     generate = TokenizerManager.generate_request
 
     def generate_with_adapter(self: Any, obj: Any, *arguments: Any) -> Any:
-        obj.lora_path = _NAME
+        obj.lora_path = name
         return generate(self, obj, *arguments)
 
     TokenizerManager.generate_request = generate_with_adapter
@@ -106,14 +111,18 @@ def _leave_memory_pageable() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self
 
 
-def replace_adapter(runner: Any, path: str) -> None:
-    """Replace the adapter of this rank by the one that lies at `path`; generation is paused."""
+def replace_adapters(runner: Any, paths: str) -> None:
+    """Replace adapters of this rank by those that lie at `paths`, a JSON object by name; generation is paused."""
+    for name, path in json.loads(paths).items():
+        _replace(runner.lora_manager, name, path)
+
+
+def _replace(manager: Any, name: str, path: str) -> None:
     import torch
     from sglang.srt.lora.lora import LoRAAdapter
     from sglang.srt.lora.lora_config import LoRAConfig
 
-    manager = runner.lora_manager
-    (key,) = manager.lora_refs
+    (key,) = (key for key, ref in manager.lora_refs.items() if ref.lora_name == name)
     config = LoRAConfig(path, base_vocab_size=manager.base_hf_config.vocab_size)
     if (config.r, config.lora_alpha) != (manager.configs[key].r, manager.configs[key].lora_alpha):
         raise ValueError(f"{path} has rank {config.r} and alpha {config.lora_alpha}, other than the server's adapter")
@@ -131,13 +140,14 @@ def replace_adapter(runner: Any, path: str) -> None:
 
 
 def adapter_tensors(runner: Any) -> dict[str, Any]:
-    """Return the matrices of this rank's adapter in use, by place; none without adapters."""
+    """Return the matrices of this rank's adapters in use, by adapter and place; none without adapters."""
     manager = getattr(runner, "lora_manager", None)
     if manager is None:
         return {}
-    pool, (key,) = manager.memory_pool, manager.lora_refs
-    if (slot := pool.uid_to_buffer_id.get(key)) is None:
-        return {}
-    buffers = {"lora_A": pool.A_buffer, "lora_B": pool.B_buffer}
-    named = ((kind, name, layers) for kind, of in buffers.items() for name, layers in of.items())
-    return {f"{i}.{name}.{kind}": layer[slot] for kind, name, layers in named for i, layer in enumerate(layers)}
+    pool, tensors = manager.memory_pool, dict[str, Any]()
+    for key, ref in manager.lora_refs.items():
+        if (slot := pool.uid_to_buffer_id.get(key)) is not None:
+            for kind, buffers in (("lora_A", pool.A_buffer), ("lora_B", pool.B_buffer)):
+                for place, layers in buffers.items():
+                    tensors |= {f"{ref.lora_name}.{i}.{place}.{kind}": layer[slot] for i, layer in enumerate(layers)}
+    return tensors

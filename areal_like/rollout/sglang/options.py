@@ -162,7 +162,7 @@ def server_arguments(
     }
     if device == "cpu":
         options |= _ON_CPU
-        groups = config.train_dataset.batch_size * (1 + config.rollout.max_head_offpolicyness)
+        groups = config.prompts_per_step * (1 + config.rollout.max_head_offpolicyness)
         sequences = min(groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU)
         options |= {"max-total-tokens": context_length * sequences}
     else:
@@ -177,7 +177,8 @@ def _served_adapter(config: RunConfig) -> str | None:
     actor = config.actor
     if not config.weight_update.adapters:
         return None
-    return adapters.ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules).as_argument()
+    names = list(config.adapters) or [adapters.ONLY]
+    return adapters.ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules, names).as_argument()
 
 
 def _graph_sizes(config: RunConfig, servers: int) -> int:
@@ -187,7 +188,7 @@ def _graph_sizes(config: RunConfig, servers: int) -> int:
     run is not captured either, which saves a part of the server's start.
     """
     rollout = config.rollout
-    groups = config.train_dataset.batch_size * (1 + rollout.max_head_offpolicyness + rollout.oversampling)
+    groups = config.prompts_per_step * (1 + rollout.max_head_offpolicyness + rollout.oversampling)
     most = math.ceil(groups * config.gconfig.n_samples / servers)
     if config.evaluations:
         most = max(most, EVALUATED)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
-from areal_like.rollout.sglang.adapters import adapter_tensors, replace_adapter
+from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
+from areal_like.rollout.sglang.adapters import adapter_tensors, replace_adapters
 from areal_like.rollout.sglang.checksum import compare, compare_noted, note, watch
 from areal_like.rollout.sglang.giving_up import is_marked, wait_for
 from areal_like.rollout.sglang.ipc import device_name, open_handle
@@ -37,8 +37,8 @@ def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tup
         return _on_each(group, lambda: watch(runner.model))
     if COMPARE in handles:
         return _on_each(group, lambda: compare(runner.model, json.loads(handles[COMPARE])))
-    if ADAPTER in handles:
-        return _on_each(group, lambda: replace_adapter(runner, handles[ADAPTER]))
+    if ADAPTERS in handles:
+        return _on_each(group, lambda: replace_adapters(runner, handles[ADAPTERS]))
     if FILES in handles:
         return _receive_files(runner, handles[FILES], group)
     return _on_each(group, lambda: _load_exported(runner, handles))

@@ -13,7 +13,7 @@ import numpy as np
 
 from areal_like.images import Images
 from areal_like.per_token import Routes, RouteShape
-from areal_like.rollout.sglang import ADAPTER, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
+from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
 from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource
@@ -160,9 +160,9 @@ class Server:
         body = {"url": source.url, "token": source.token, "files": files, "keep": chain.paths}
         await self.connection.update(DOWNLOAD, body | {"timeout_s": SERVER_SHARE * timeout_s}, timeout_s)
 
-    async def load_adapter(self, path: str, version: int, timeout_s: float) -> None:
-        """Replace the adapter by the one in a directory, as `version`."""
-        await self.open_exported({ADAPTER: path}, version, timeout_s)
+    async def load_adapters(self, paths: Mapping[str, str], version: int, timeout_s: float) -> None:
+        """Replace adapters, by name, by those in directories; what the server then has is `version`."""
+        await self.open_exported({ADAPTERS: json.dumps(paths)}, version, timeout_s)
 
     async def watch_checksums(self, timeout_s: float) -> None:
         """Have the server compute the checksums of all tensors that it loads from now on."""
@@ -312,11 +312,12 @@ def generation_request(
     routes_from: int | None = None,
     masks: Sequence[bool] = (),
     images: Sequence[Images] = (),
+    adapters: Sequence[str | None] = (),
 ) -> bytes:
     """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
 
     With `routes_from` the answers have the experts of every token from that one on; where `masks` is true they have the
-    ids that each token was sampled from. `images` are those of each input.
+    ids that each token was sampled from. `images` are those of each input, and `adapters` the names of theirs.
     """
     body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
     if routes_from is not None:
@@ -325,6 +326,8 @@ def generation_request(
         body["return_sampling_mask"] = masks
     if any(images):
         body["image_data"] = [_as_base64(own) for own in images]
+    if any(adapters):
+        body["lora_path"] = adapters
     return encode(body)
 
 

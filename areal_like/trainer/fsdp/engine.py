@@ -38,7 +38,6 @@ from areal_like.trainer.fsdp.probe import check_packing
 from areal_like.trainer.fsdp.router_replay import RouterReplay
 from areal_like.trainer.fsdp.vision import Vision
 from areal_like.trainer.logprobs import log_probs_and_entropy
-from areal_like.trainer.lora import Adapter
 from areal_like.trainer.means import global_means
 from areal_like.trainer.process import join
 from areal_like.trainer.saving import Saving
@@ -96,7 +95,7 @@ class FSDPEngine(BaseEngine):
     def _adapted_layers(self) -> Iterable[torch.nn.Module]:
         return lora.adapted_layers(self._model).values()
 
-    def _adapters(self) -> Iterator[tuple[str, Adapter]]:
+    def _adapters(self) -> Iterator[tuple[str, lora.Adapter]]:
         return ((name, lora.whole_adapter(layer)) for name, layer in lora.adapted_layers(self._model).items())
 
     def _make_adapter_states(self) -> AdapterStates | None:

@@ -12,6 +12,8 @@ from areal_like.trainer.engine import LoRA
 from areal_like.trainer.fsdp.checkpoint_names import has_tower, tower_parts
 from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
 
+__all__ = ["MATRICES", "Adapter", "adapted_layers", "attach", "whole_adapter"]
+
 MATRICES = ("lora_A", "lora_B")
 
 

@@ -1,8 +1,12 @@
 """Adapters alone over a directory that trainer and servers share; the servers' model never changes."""
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.adapters import ONLY
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
@@ -12,20 +16,47 @@ from areal_like.weights.sync import SyncSpec
 
 @dataclass(eq=False)
 class AdapterSync:
-    """`weight_update.adapters`. Servers generate while the adapter is written to the spec's directory."""
+    """`weight_update.adapters`. Servers generate while adapters are written to the spec's directory.
+
+    A server receives the adapters that were trained since its last update, and all of them if it is new.
+    """
 
     trainer: Trainer
     pool: ServerPool
     spec: SyncSpec
+    _held: dict[Server, Mapping[str, int]] = field(default_factory=dict, init=False)  # adapters, and their steps
+
+    @property
+    def _trainers(self) -> Mapping[str, Trainer]:
+        return self.spec.adapters or {ONLY: self.trainer}
 
     async def connect(self) -> None:
-        """Prepare nothing: each update stands alone."""
+        """Prepare nothing: an update depends on earlier ones only by what servers need not receive again."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
-        """Write the adapter, have every server replace its own, and remove the file however that ends."""
-        path = self.spec.directory / f"adapter-{version}"
+        """Write adapters, have every server replace its own, and remove the files however that ends."""
+        trainers, writing, written = self._trainers, asyncio.Lock(), set[str]()
+        steps = {name: trainer.trained for name, trainer in trainers.items()}
+        directory = self.spec.directory / f"adapters-{version}"
+
+        def missing(server: Server) -> list[str]:
+            held = self._held.get(server, {})
+            return [name for name in trainers if held.get(name) != steps[name]]
+
+        async def write(names: Iterable[str], timeout_s: float) -> None:
+            async with writing:
+                for name in sorted({*names} - written):
+                    path, phase = directory / name, "weight update (send)"
+                    await trainers[name].save_adapters(path, phase=phase, timeout_s=timeout_s)
+                    written.add(name)
+
+        async def save(path: Path, *, phase: str, timeout_s: float) -> None:
+            await write((name for server in self.pool.servers for name in missing(server)), timeout_s)
 
         async def load(server: Server) -> None:
-            await server.load_adapter(str(path), version, deadline.left)
+            names = missing(server)
+            await write(names, deadline.left)  # for a server that joined meanwhile
+            await server.load_adapters({name: str(directory / name) for name in names}, version, deadline.left)
+            self._held[server] = steps
 
-        await send_once(self.pool, self.trainer.save_adapters, path, load, version, deadline)
+        await send_once(self.pool, save, directory, load, version, deadline)

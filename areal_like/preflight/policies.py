@@ -1,0 +1,90 @@
+"""Data, reward and algorithm of a run, or of each of its adapters (`adapters`), as a run with it alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from allocation.diagnostics import Finding
+from allocation.model_spec import ModelSpec
+from allocation.plan import Plan
+from areal_like.algorithms.types import Algorithm
+from areal_like.config.adapters import at_adapter
+from areal_like.config.schema import RunConfig
+from areal_like.data.dataset import training_steps
+from areal_like.data.tokenizer import Tokenizer
+from areal_like.preflight.algorithm import find_algorithm
+from areal_like.preflight.data import Prompts, check_data, find_prompts
+from areal_like.preflight.rewards import check_rewards
+from areal_like.preflight.unused import check_unused
+from areal_like.types import Device, Prompt
+
+
+@dataclass(frozen=True)
+class PolicyView:
+    """A run, or one of its adapters, with what was found of its data and its algorithm; `name` is "" for the run."""
+
+    name: str
+    config: RunConfig
+    prompts: Prompts
+    algorithm: Algorithm | None
+    findings: Sequence[Finding]
+
+    @property
+    def trained(self) -> Sequence[Prompt]:
+        """Training prompts."""
+        return self.prompts["train_dataset"]
+
+    @property
+    def steps(self) -> int:
+        """Training steps over these prompts."""
+        return training_steps(self.config, len(self.trained))
+
+
+@dataclass(frozen=True)
+class PolicyViews:
+    """The adapters of a run, or the run itself."""
+
+    config: RunConfig
+    each: Sequence[PolicyView]
+
+    @classmethod
+    def find(cls, config: RunConfig, tokenizer: Tokenizer | None) -> Self:
+        """Read the data and build the algorithms."""
+        alone = config.adapted or {"": config}
+        return cls(config, [_view(name, own, tokenizer) for name, own in alone.items()])
+
+    @property
+    def trained(self) -> Sequence[Prompt]:
+        """Training prompts of all adapters."""
+        return self.each[0].trained if len(self.each) == 1 else [it for view in self.each for it in view.trained]
+
+    @property
+    def steps(self) -> int:
+        """Training steps of the run: those of the adapter that has the most."""
+        return max(view.steps for view in self.each)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what was found while reading the data and building the algorithms."""
+        for view in self.each:
+            yield from at_adapter(self.config, view.name, view.findings)
+
+    def check(self, spec: ModelSpec | None, tokenizer: Tokenizer | None, plan: Plan | None) -> Iterator[Finding]:
+        """Check the data, and try the reward functions."""
+        for view in self.each:
+            of_data = check_data(view.config, spec, tokenizer, plan, view.prompts, view.algorithm)
+            of_rewards = check_rewards(view.config, view.trained, plan)
+            yield from at_adapter(self.config, view.name, [*of_data, *of_rewards])
+
+    def check_unused(self, device: Device, plan: Plan | None) -> Iterator[Finding]:
+        """Yield a warning for each key without effect; a key that all adapters share has none for all of them."""
+        alone = [(view.name, check_unused(view.config, device, plan)) for view in self.each]
+        ignored = [list(at_adapter(self.config, name, findings)) for name, findings in alone]
+        for found in (found for own in ignored for found in own):
+            if (found.key or "").startswith("adapters.") or all(found in own for own in ignored):
+                yield found
+
+
+def _view(name: str, config: RunConfig, tokenizer: Tokenizer | None) -> PolicyView:
+    prompts, of_prompts = find_prompts(config, tokenizer)
+    algorithm, of_algorithm = find_algorithm(config)
+    return PolicyView(name, config, prompts, algorithm, [*of_algorithm, *of_prompts])

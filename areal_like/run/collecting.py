@@ -1,0 +1,102 @@
+"""Builds a run's groups and its evaluation sets from the configuration: prompts, workflows and admission."""
+
+import asyncio
+import math
+from typing import Protocol
+
+from areal_like.checkpoint.state import RunState
+from areal_like.config.schema import SINGLE_TURN, RunConfig
+from areal_like.data.stream import PromptStream
+from areal_like.job import Job
+from areal_like.rollout.admission import Admission
+from areal_like.rollout.collector import Collector
+from areal_like.rollout.pool import Sampling
+from areal_like.rollout.protocol import Workflow
+from areal_like.rollout.teacher import Teacher
+from areal_like.run.evaluation import EvaluationSet
+from areal_like.run.prompt_results import PromptResults
+
+
+class MakesWorkflows(Protocol):
+    """A factory of workflows for training and evaluation, as areal_like/workflows/make.py has it."""
+
+    def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
+        """Return the run's workflow."""
+
+    def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
+        """Return the workflow of an evaluation set."""
+
+
+def make_collector(
+    job: Job,
+    state: RunState,
+    workflows: MakesWorkflows,
+    tasks: asyncio.TaskGroup,
+    teacher: Teacher | None = None,
+    results: PromptResults | None = None,
+) -> Collector:
+    """Return what keeps the run's groups generating."""
+    config = job.config
+    train_data, n_samples = config.train_dataset, config.gconfig.n_samples
+    most = config.rollout.max_concurrent_rollouts
+    seed = config.seed if config.sglang.deterministic else None
+    workflow = workflows.train(_sampling(job), n_samples, seed=seed)
+    return Collector(
+        prompts=results.stream if results else plain_stream(job),
+        groups=job.steps * train_data.batch_size,
+        workflow=teacher.with_scores(workflow) if teacher else workflow,
+        admission=Admission(
+            train_data.batch_size,
+            config.rollout.max_head_offpolicyness,
+            state.version,
+            spare=spare_groups(config),
+        ),
+        max_groups=max(1, most // n_samples) if most else None,
+        tasks=tasks,
+        keeps=job.algorithm.keeps,
+        max_drops=config.actor.max_dropped_groups,
+        again=state.untrained,
+        started=state.started,
+        dropped=state.count_dropped(train_data.batch_size),
+        note_drop=results.note_drop if results else lambda group, reward: None,
+        tokens_generated=state.tokens_generated,
+    )
+
+
+def _sampling(job: Job) -> Sampling:
+    """Return how the responses to training prompts are sampled."""
+    keys = job.config.gconfig
+    return Sampling(
+        keys.max_new_tokens,
+        keys.temperature,
+        keys.top_p,
+        job.tokenizer.eos_token_ids,
+        top_k=keys.top_k,
+        min_p=keys.min_p,
+        routes=job.routes,
+        adapter=job.adapter,
+    )
+
+
+def plain_stream(job: Job) -> PromptStream:
+    """Return the stream of the training prompts, whatever their results."""
+    data = job.config.train_dataset
+    return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
+
+
+def spare_groups(config: RunConfig) -> int:
+    """Return how many groups may start beyond those that are trained."""
+    return math.ceil(config.rollout.oversampling * config.train_dataset.batch_size)
+
+
+def evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, EvaluationSet]:
+    """Return the run's evaluation sets by name."""
+    sets = {}
+    for name, data in job.config.evaluations.items():
+        n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
+        stop = job.tokenizer.eos_token_ids
+        sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=stop, adapter=job.adapter)
+        sets[name] = EvaluationSet(
+            job.evaluated[name], workflows.evaluate(data.workflow or SINGLE_TURN, sampling, n_samples), n_samples
+        )
+    return sets
