@@ -65,5 +65,6 @@ def test_a_run_over_hosts_that_have_ipv6_alone_trains(tmp_path: Path) -> None:
     with cluster_on(tmp_path, 3, ipv6=True) as cluster:
         run = cluster.run(*LAYOUT, *ENDLESS, "cluster.ports=21000-21999")
         run.wait_for_step(2)
-        assert [listening(host) for host in cluster.machines[1:]] == [[host.address] for host in cluster.machines[1:]]
+        # the server's host; the trainer's has closed its rendezvous
+        assert sorted(map(listening, cluster.machines[1:])) in [[[], [host.address]] for host in cluster.machines[1:]]
         interrupt(run)
