@@ -47,7 +47,8 @@ def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
         pieces = _thd(PackedSeqParams, ends, longest, ends, longest)
         if of_images is None:
             return pieces
-        whole, total = ends[:: len(ends) - 1], micro_batch.tokens.shape[1] * _context_size()
+        total = micro_batch.tokens.shape[1] * _context_size()
+        whole = ends[:: len(ends) - 1].contiguous()  # Transformer Engine's rotary kernel ignores strides
         return _thd(OwnPositions, whole, total, whole, total, positions=of_images, pieces=pieces)
     total = len(keys.positions)
     cp = total // micro_batch.tokens.shape[1]
