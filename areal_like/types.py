@@ -59,12 +59,14 @@ type AnswerCheck = Callable[[str], tuple[str, str] | None]
 class Reward:
     """Reward of a response: `value`, None where it is missing, and named parts, which are recorded beside it.
 
-    `turns` are rewards of an episode's turns beside its own, in the order of the answers.
+    `turns` are rewards of an episode's turns beside its own, in the order of the answers; `states` has the number of
+    the state in which each turn starts.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     turns: tuple[float, ...] = ()
+    states: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Trajectory:
     there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
     `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`; `teacher_top` are the ids that the
     teacher finds likeliest, and their log-probs, if the run trains on them. `turn_rewards` `[tokens]` are rewards
-    of turns, each at the last token of its turn, if there are any. `images` are those of the whole sequence, in the
+    of turns, each at the last token of its turn, if there are any; `turn_states` in the same places are positive numbers
+    of the states in which turns start. `images` are those of the whole sequence, in the
     order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
     root on, where samples share generated tokens or a conversation continues another one; what samples share is
     generated in one trajectory of theirs, and has version -1 in the others.
@@ -122,6 +125,7 @@ class Trajectory:
     teacher_logprobs: Floats | None = None
     teacher_top: TopIds | None = None
     turn_rewards: Floats | None = None
+    turn_states: NDArray[np.int64] | None = None
     images: Images = ()
     nodes: tuple[Node, ...] = ()
 

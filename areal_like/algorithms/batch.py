@@ -59,6 +59,11 @@ def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
         fields[TEACHER_TOP] = np.concatenate([each.logprobs for each in top])
     if any(item.turn_rewards is not None for item in trajectories):
         fields["turn_rewards"] = np.concatenate([_turn_rewards(item) for item in trajectories])
+    if any(item.turn_states is not None for item in trajectories):
+        own_states = [
+            np.zeros(len(item.tokens)) if item.turn_states is None else item.turn_states for item in trajectories
+        ]
+        fields["turn_states"] = _small_numbers(np.concatenate(own_states).astype(np.int64))
     lengths = np.array([len(item.tokens) for item in trajectories], np.int32)
     if any(item.temperatures is not None for item in trajectories):
         own = [np.zeros(len(item.tokens)) if item.temperatures is None else item.temperatures for item in trajectories]
@@ -78,6 +83,14 @@ def _join_images(trajectories: Sequence[Trajectory]) -> tuple[Images, ...] | Non
 
 def _turn_rewards(item: Trajectory) -> Floats:
     return np.zeros(len(item.tokens), np.float32) if item.turn_rewards is None else item.turn_rewards
+
+
+def _small_numbers(states: NDArray[np.int64]) -> Floats:
+    """Return ranks of the numbers above 0, from 1 on, which float32 holds exactly; 0 stays 0."""
+    named = states > 0
+    result = np.zeros(len(states), np.float32)
+    result[named] = np.unique(states[named], return_inverse=True)[1] + 1
+    return result
 
 
 def with_field(experience: Experience, name: str, values: Floats) -> Experience:
@@ -103,6 +116,13 @@ def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> 
     turns = [wanted[i::n] for i in range(min(n, len(wanted)))]
     batches = [_add_weights(algorithm, _part(replace(batch, fields=fields), turn)) for turn in turns]
     return [_without_zero_advantages(part) for part in batches] if algorithm.skips_zero_advantages else batches
+
+
+def minibatches(batch: Batch, n: int, turns: int | None) -> int:
+    """Return the number of mini-batches: `n`, or as many as have about this number of turns each."""
+    if turns is None:
+        return n
+    return max(1, -(-int(_turn_starts(batch.fields["loss_mask"], batch.lengths).sum()) // turns))
 
 
 def _without_sampling(batch: Batch) -> Batch:
@@ -149,6 +169,27 @@ def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
     generated = _per_sequence(mask, lengths)
     per_token = np.repeat(1 / np.maximum(generated, 1), lengths)
     return (per_token * (mask.sum() / np.count_nonzero(generated))).astype(np.float32)
+
+
+def turn_mean(mask: Floats, lengths: Ints) -> Floats:
+    """Return weights that make the loss a mean over turns (runs of trained tokens) of the means over their tokens.
+
+    Source: GiGPO (arXiv 2505.10978), eq. 9.
+    """
+    first = _turn_starts(mask, lengths)
+    turn = np.cumsum(first) - 1
+    sizes = np.bincount(turn[mask > 0])
+    weights = np.zeros(len(mask), np.float32)
+    weights[mask > 0] = (mask.sum() / len(sizes)) / sizes[turn[mask > 0]]
+    return weights
+
+
+def _turn_starts(mask: Floats, lengths: Ints) -> NDArray[np.bool]:
+    """Return where a run of trained tokens starts, `[tokens]`; a sequence ends a run."""
+    trained = mask > 0
+    before = np.append(False, trained[:-1])
+    before[np.cumsum(lengths) - lengths] = False
+    return np.asarray(trained & ~before)
 
 
 def constant_length(mask: Floats, lengths: Ints, *, length: int) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from areal_like.algorithms.losses import LossInputs, TokenLoss, cispo, decoupled_ppo, ratios, with_regularisers
 from areal_like.algorithms.settings import Objective, Settings
+from areal_like.algorithms.topr import topr
 
 
 def cpgd(inputs: LossInputs, settings: Settings) -> TokenLoss:
@@ -61,4 +62,5 @@ OBJECTIVES: Mapping[Objective, Callable[[LossInputs, Settings], TokenLoss]] = {
     "cpgd": cpgd,
     "gmpo": gmpo,
     "sapo": sapo,
+    "topr": topr,
 }

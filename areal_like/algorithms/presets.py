@@ -7,11 +7,12 @@ from types import MappingProxyType
 import numpy as np
 
 from areal_like.algorithms.advantages import estimate
-from areal_like.algorithms.batch import constant_length, sequence_mean
+from areal_like.algorithms.batch import constant_length, sequence_mean, turn_mean
 from areal_like.algorithms.losses import ValueLoss, dpo, sft, value_loss
 from areal_like.algorithms.objectives import OBJECTIVES
 from areal_like.algorithms.preferences import every_pair
 from areal_like.algorithms.settings import PRESETS, Settings, settings_of
+from areal_like.algorithms.topr import estimate_with_signs
 from areal_like.algorithms.types import Algorithm, Experience, Need
 from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import UserCodeError, load_object, where_it_failed
@@ -38,8 +39,9 @@ def policy_gradient(preset: Settings, config: RunConfig) -> Algorithm:
     """Return an algorithm of `PRESETS`, changed by the actor's keys."""
     settings, longest = settings_of(preset, config.actor), config.gconfig.max_new_tokens
     trains_on_top = bool(settings.teacher_coef and config.teacher and config.teacher.top_k)
+    targets = estimate_with_signs if settings.objective == "topr" else estimate
     return Algorithm(
-        targets=partial(estimate, settings=settings, longest=longest),
+        targets=partial(targets, settings=settings, longest=longest),
         loss=LossSpec(OBJECTIVES[settings.objective], settings),
         needs=_needs(settings),
         critic=LossSpec(value_loss, ValueLoss(config.critic.eps_clip)) if settings.critic and config.critic else None,
@@ -64,6 +66,7 @@ def _weights(settings: Settings, longest: int) -> Callable[[Floats, Ints], Float
     modes = {
         "token_mean": None,
         "sequence_mean": sequence_mean,
+        "turn_mean": turn_mean,
         "sequence_sum": partial(constant_length, length=1),
         "constant": partial(constant_length, length=longest),
     }

@@ -10,7 +10,7 @@ from typing import Literal
 
 from areal_like.config.schema import ActorConfig, BehaviourMode, KLEstimator, NormConfig
 
-type Objective = Literal["ppo", "cispo", "cpgd", "gmpo", "sapo"]
+type Objective = Literal["ppo", "cispo", "cpgd", "gmpo", "sapo", "topr"]
 NOTHING = NormConfig()
 IN_GROUP = NormConfig(mean_level="group", std_level="group")
 FROM_GROUP_MEAN = NormConfig(mean_level="group")
@@ -24,8 +24,9 @@ CAP, GEOMETRIC_CAP = 5.0, 1.01  # default of `behave_imp_weight_cap`, by the lev
 class Settings:
     """The keys' values merged with a preset; the keys define their meaning (`areal_like/config/schema/`).
 
-    `objective` is the loss of a token (`objectives.py`); `critic` takes advantages from a critic's values, and
-    `prompt_baseline` subtracts the value of its prompt from each reward.
+    `objective` is the loss of a token (`objectives.py`); `critic` takes advantages from a critic's values,
+    `prompt_baseline` subtracts the value of its prompt from each reward, and with `turns_alone` each turn is a sample
+    of its own in statistics of rewards; without `state_coef` turns are not compared within states.
     """
 
     eps_clip: float = 0.2
@@ -49,9 +50,10 @@ class Settings:
     adv_norm: NormConfig = NOTHING
     discount: float = 1.0
     turn_discount: float = 1.0
+    state_coef: float | None = None
     branch_baseline: Literal["group", "parent"] = "group"
     gae_lambda: float = 1.0
-    loss_agg_mode: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "token_mean"
+    loss_agg_mode: Literal["token_mean", "sequence_mean", "turn_mean", "sequence_sum", "constant"] = "token_mean"
     overlong_penalty_factor: float = 0.0
     overlong_tokens: int | None = None
     dynamic_sampling: bool = False
@@ -67,6 +69,7 @@ class Settings:
     objective: Objective = "ppo"
     critic: bool = False
     prompt_baseline: bool = False
+    turns_alone: bool = False
 
     @property
     def weight_bounds(self) -> tuple[float, float]:
@@ -102,6 +105,12 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         # Single-stream policy optimization (arXiv 2509.13232): one response per prompt, the prompt's running value as
         # its baseline, advantages normalised over the batch
         "single_rollout": Settings(adv_norm=IN_BATCH, prompt_baseline=True),
+        # REINFORCE (Williams, 1992) with each turn as an action, whose return is its reward to go
+        "turn_reinforce": Settings(reward_norm=IN_GROUP, loss_agg_mode="turn_mean", turns_alone=True),
+        # GiGPO (arXiv 2505.10978): deviations divide as in GRPO; 0.95 is the discount of its published runs
+        "gigpo": Settings(
+            reward_norm=IN_GROUP, loss_agg_mode="turn_mean", turns_alone=True, state_coef=1.0, turn_discount=0.95
+        ),
         # GSPO (arXiv 2507.18071)
         "gspo": Settings(
             reward_norm=IN_GROUP,
@@ -128,6 +137,8 @@ PRESETS: Mapping[str, Settings] = MappingProxyType(
         ),
         # SAPO (arXiv 2511.20347)
         "sapo": Settings(reward_norm=IN_GROUP, objective="sapo", loss_agg_mode="sequence_mean"),
+        # TOPR (arXiv 2503.14286), whose rewards are 1 and -1 without a baseline; the ratio is to the behaviour policy
+        "topr": Settings(objective="topr", use_decoupled_loss=False),
         # PPO (arXiv 1707.06347) with GAE (arXiv 1506.02438)
         "ppo": Settings(adv_norm=IN_BATCH, critic=True),
         # On-policy distillation (thinkingmachines.ai/blog/on-policy-distillation): the reverse KL of each token. Unlike

@@ -116,6 +116,10 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         yield finding(
             "RUN-ALGORITHM-DPO-MINIBATCHES", "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1"
         )
+    if config.algorithm == "dpo" and (actor.ppo_epochs > 1 or actor.turns_per_minibatch):
+        key = "ppo_epochs" if actor.ppo_epochs > 1 else "turns_per_minibatch"
+        message = "algorithm=dpo takes one optimizer step per training step, and this key adds more"
+        yield finding("RUN-ALGORITHM-DPO-MINIBATCHES", f"actor.{key}", message, f"remove actor.{key}")
     settings = settings_of(preset, actor) if preset else None
     compares = _compares(settings) if settings else config.algorithm == "dpo"
     if config.gconfig.n_samples < 2 and compares:

@@ -52,6 +52,8 @@ def _check_algorithm(config: RunConfig) -> Iterator[Finding]:
         why = f"algorithm={config.algorithm} trains whole responses, and a shared part belongs to several"
     elif settings is not None and settings.critic:
         why = f"algorithm={config.algorithm} takes advantages from a critic, not from the values of children"
+    elif settings is not None and settings.turns_alone:
+        why = f"algorithm={config.algorithm} trains each turn as a sample, and a shared turn belongs to several"
     elif settings is not None and settings.discount != 1:
         why = "actor.discount discounts per token within one response, and a node belongs to several"
     else:

@@ -235,11 +235,27 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         yield finding(
             "RUN-STEPS-CRITIC-WARMUP", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less"
         )
+    yield from _schedule(config)
     trained: Sequence[tuple[TrainerRole, ActorConfig | CriticConfig | None]]
     trained = ("actor", config.actor), ("critic", config.critic)
     for role, section in trained:
         updates = config.updates(role, steps)
         if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
             key = f"{role}.optimizer.warmup_steps"
-            message = f"the run has {updates} optimizer steps: the learning rate would never reach its peak"
+            message = f"the learning rate has {updates} optimizer steps, so it would never reach its peak"
             yield finding("RUN-STEPS-WARMUP", key, message, f"write {key}={updates - 1} or less")
+
+
+def _schedule(config: RunConfig) -> Iterator[Finding]:
+    """Yield schedules over a number of optimizer steps that is unknown before the run."""
+    if config.actor.turns_per_minibatch is None:
+        return
+    trained = {"actor": config.actor.optimizer, "critic": config.critic.optimizer if config.critic else None}
+    for role, optimizer in trained.items():
+        if optimizer and optimizer.lr_scheduler_type != "constant" and optimizer.lr_decay_steps is None:
+            key = f"{role}.optimizer.lr_decay_steps"
+            message = (
+                "with actor.turns_per_minibatch the turns of each step set its optimizer steps, so the length of the "
+                f"schedule {optimizer.lr_scheduler_type} is unknown before the run"
+            )
+            yield finding("RUN-STEPS-DECAY", key, message, f"set {key}, or {role}.optimizer.lr_scheduler_type=constant")

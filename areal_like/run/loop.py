@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from areal_like.algorithms.batch import join, policy_batches, with_field
+from areal_like.algorithms.batch import join, minibatches, policy_batches, with_field
 from areal_like.algorithms.types import Algorithm, Need
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.checkpoint.state import RunState
@@ -236,7 +236,7 @@ async def train_step(
 
     Returns their statistics, or {} if no trajectory has a reward. During its warm-up only the critic is trained.
     """
-    algorithm, temperature = parts.algorithm, config.gconfig.temperature
+    algorithm, temperature, actor = parts.algorithm, config.gconfig.temperature, config.actor
     with record.phase("batch"):
         experience = await asyncio.to_thread(join, trajectories, version)
     if experience is None:
@@ -251,7 +251,8 @@ async def train_step(
                 values = await _pass(parts, need, experience.batch, temperature)
             experience = with_field(experience, name, values)
     with record.phase("batch"):
-        batches = await asyncio.to_thread(policy_batches, algorithm, experience, config.actor.ppo_n_minibatches)
+        n = minibatches(experience.batch, actor.ppo_n_minibatches, actor.turns_per_minibatch)
+        batches = await asyncio.to_thread(policy_batches, algorithm, experience, n)
     stats = {"tokens": float(sum(len(batch.tokens) for batch in batches))} | ({} if batches else {"unselected": 1.0})
     if parts.critic and algorithm.critic:
         with record.phase("training the critic"):
@@ -259,13 +260,16 @@ async def train_step(
         stats |= {f"critic_{name}": value for name, value in mean(of_critic).items()}
         if config.critic and version < config.critic.warmup_steps:
             return stats
-    if "proximal" in algorithm.needs and len(batches) > 1:
-        # At the first mini-batch the proximal policy is the current one, which the loss knows without another pass.
+    if "proximal" in algorithm.needs and len(batches) * actor.ppo_epochs > 1:
+        # At the first optimizer step the proximal policy is the current one, which the loss knows without another pass.
+        later = 0 if actor.ppo_epochs > 1 else 1
         with record.phase("log-probs"):
-            batches[1:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[1:]]
+            batches[later:] = [await _with_proximal(parts.trainer, batch, temperature) for batch in batches[later:]]
     with record.phase("training"):
         at = algorithm.temperature or temperature
-        of_policy = [await parts.trainer.train(batch, algorithm.loss, at) for batch in batches]
+        of_policy = [
+            await parts.trainer.train(batch, algorithm.loss, at) for _ in range(actor.ppo_epochs) for batch in batches
+        ]
     if "proximal" not in algorithm.needs:  # later mini-batches know no log-probs of the weights that servers have
         of_policy[1:] = [{name: part[name] for name in part if name not in _ON_POLICY} for part in of_policy[1:]]
     return stats | mean(of_policy)

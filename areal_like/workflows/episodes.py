@@ -29,7 +29,7 @@ from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import Episode, Group, pack_call
 from areal_like.workflows.prefills import Prefills
 from areal_like.workflows.provenance import Generated, NotGenerated, Responses
-from areal_like.workflows.rewarded import EpisodeError, reward_of
+from areal_like.workflows.rewarded import STATES, TURNS, EpisodeError, reward_of
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.session import Limits, ParseTools, Session
 from areal_like.workflows.shared_turns import Shared, SharedTurns
@@ -359,10 +359,10 @@ class _Answers:
 
 
 def _check_turns(reward: Reward, answers: int) -> None:
-    """Raise EpisodeError if rewards of turns do not match the answers."""
-    if reward.turns and len(reward.turns) != answers:
-        problem = f"it returned {len(reward.turns)} rewards under 'turns' for {answers} answers"
-        raise EpisodeError("not a reward", problem)
+    """Raise EpisodeError if rewards or states of turns do not match the answers."""
+    for key, what, given in ((TURNS, "rewards", reward.turns), (STATES, "states", reward.states)):
+        if given and len(given) != answers:
+            raise EpisodeError("not a reward", f"it returned {len(given)} {what} under '{key}' for {answers} answers")
 
 
 def _trajectories(

@@ -193,8 +193,10 @@ def _plain(returned: Any) -> list[Trajectory]:
 
 def _arrays(number: int, item: Trajectory) -> Trajectory:
     worth = reward_of(item.reward)
-    if worth.turns:
-        raise EpisodeError("not a reward", f"trajectory {number} has rewards of turns, which only an episode can have")
+    if worth.turns or worth.states:
+        raise EpisodeError(
+            "not a reward", f"trajectory {number} has rewards or states of turns, which only an episode can have"
+        )
     try:
         tokens, logprobs, versions = map(np.asarray, (item.tokens, item.logprobs, item.versions))
         parts = {str(name): float(part) for name, part in {**dict(item.reward_parts), **worth.parts}.items()}

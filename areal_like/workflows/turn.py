@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.images import Images
 from areal_like.rollout.response import Response
-from areal_like.types import Floats, Ints, Node, Prompt, Reward, Trajectory
+from areal_like.types import Ints, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Context, Continuity, Message
 from areal_like.workflows.joining import Part, join_parts, not_trained
 
@@ -72,12 +73,12 @@ def join_turns(
     """Return a trajectory for each turn that no other turn continues, all with the same reward.
 
     Every generated token is trained on once: if several trajectories continue the same turn, its tokens count as
-    generated in the first and as prompt in the others. Rewards of turns are in the order of `turns`. `numbers` has the
-    turns trained in other episodes of the group, and these turns are added; a trajectory without turns of its own is
+    generated in the first and as prompt in the others. Rewards and states of turns are in the order of `turns`. `numbers` has
+    the turns trained in other episodes of the group, and these turns are added; a trajectory without turns of its own is
     left out.
     """
     parents = {turn.parent for turn in turns}
-    worth = dict(zip(turns, reward.turns, strict=False))
+    worth, states = (dict(zip(turns, given, strict=False)) for given in (reward.turns, reward.states))
     has_nodes = numbers is not None or any(turn.follows for turn in turns)
     known: dict[Turn, int] = {} if numbers is None else numbers
     result = []
@@ -92,7 +93,9 @@ def join_turns(
             known.setdefault(turn, len(known))
         item = join_parts(replace(prompt, images=leaf.all_images), group_id, parts, reward)
         if worth:
-            item = replace(item, turn_rewards=_turn_rewards(path, worth))
+            item = replace(item, turn_rewards=_at_ends(path, worth).astype(np.float32))
+        if states:
+            item = replace(item, turn_states=_at_ends(path, states).astype(np.int64))
         result.append(replace(item, nodes=_nodes(path, known)) if has_nodes else item)
     return result
 
@@ -116,10 +119,10 @@ def _number_of(turn: Turn | None, numbers: Mapping[Turn, int]) -> int | None:
     return None if turn is None else numbers.get(turn)
 
 
-def _turn_rewards(path: Sequence[Turn], worth: Mapping[Turn, float]) -> Floats:
-    """Return the reward of each turn at its last token, `[tokens]` of the trajectory."""
-    result = np.zeros(len(path[-1].tokens), np.float32)
+def _at_ends(path: Sequence[Turn], values: Mapping[Turn, float]) -> NDArray[np.float64]:
+    """Return the value of each turn at its last token, `[tokens]` of the trajectory."""
+    result = np.zeros(len(path[-1].tokens))
     ends = np.cumsum([len(turn.new) + len(turn.response.tokens) for turn in path])
     for turn, end in zip(path, ends, strict=True):
-        result[end - 1] += worth.get(turn, 0.0) if len(turn.response.tokens) else 0.0
+        result[end - 1] += values.get(turn, 0.0) if len(turn.response.tokens) else 0.0
     return result

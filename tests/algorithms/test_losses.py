@@ -18,7 +18,7 @@ from areal_like.algorithms.losses import (
     sft,
     value_loss,
 )
-from areal_like.algorithms.objectives import cpgd, gmpo, sapo
+from areal_like.algorithms.objectives import cpgd, gmpo, sapo, topr
 from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.types import LossSpec
 
@@ -225,6 +225,16 @@ def test_sapo_replaces_the_clip_by_a_gate():
         assert gradient[place].item() == pytest.approx(-advantage * 4 * gate * (1 - gate) * ratio, abs=1e-4)
     _, at_one, _ = policy([-1.0], [-1.0], [2.0], settings, sapo, proximal_logprobs=[-1.0])
     assert at_one.item() == pytest.approx(-2.0)
+
+
+def test_topr_imitates_what_has_a_reward_and_tapers_the_rest():
+    """Responses with a positive reward have weight 1, the others their ratio to the behaviour policy, at most 1."""
+    for positive, weights in ((1.0, [1, 1, 1, 1]), (0.0, [1, 1, 0.5, 1])):
+        start, own = [-1 - math.log(ratio) for ratio in RATIOS], [2.0, 2.0, -3.0, -3.0]
+        _, gradient, stats = policy([-1.0] * 4, start, own, PRESETS["topr"], topr, positive=[positive] * 4)
+        wanted = [-advantage * weight for advantage, weight in zip(own, weights, strict=True)]
+        torch.testing.assert_close(gradient, torch.tensor(wanted))
+        assert stats["clip_share"].tolist() == ([0] * 4 if positive else [1, 1, 0, 1])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_every_algorithm_is_built_and_its_loss_travels_to_the_ranks(name: str) -
 
 
 def test_every_setting_is_a_key_that_is_null_unless_it_is_set() -> None:
-    decided_by_the_preset = {"objective", "critic", "prompt_baseline"}
+    decided_by_the_preset = {"objective", "critic", "prompt_baseline", "turns_alone"}
     assert {field.name for field in fields(Settings)} == set(KEYS) | decided_by_the_preset
     assert all(ActorConfig.model_fields[key].default in (None, getattr(Settings(), key)) for key in KEYS)
     for preset in PRESETS.values():

@@ -164,7 +164,9 @@ A.optim.lr_warmup_steps_ratio=0.1 -> actor.optimizer.warmup_steps_proportion = 0
 A.optim.betas=[0.8,0.9] -> actor.optimizer.beta1 = 0.8
 A.optim.clip_grad=0.5 -> actor.optimizer.gradient_clipping = 0.5
 A.tis_imp_ratio_cap=2.0 -> actor.behave_imp_weight_mode = token_truncate
-A.ppo_epochs=2 -> !
+A.ppo_epochs=2 -> actor.ppo_epochs = 2
+A.ppo_epochs=2 algorithm.adv_estimator=gae -> !
+A.ppo_epochs=2 algorithm.adv_estimator=gae critic.ppo_epochs=1 -> actor.ppo_epochs = 2
 A.policy_loss.loss_mode=gspo -> actor.importance_sampling_level = sequence
 A.policy_loss.loss_mode=gspo -> actor.c_clip = None
 A.policy_loss.loss_mode=kl_cov -> !
@@ -442,10 +444,27 @@ train_env_manager={group_size: 4} reward_normalization={grouping: traj_group_id,
 train_env_manager={group_size: 4} reward_normalization={method: mean_std} -> actor.reward_norm.mean_level = batch
 train_env_manager={group_size: 4} reward_normalization={grouping: tags, method: mean_std} -> !
 train_env_manager={group_size: 4} reward_clip=2.0 -> actor.reward_clip = 2.0
-train_env_manager={group_size: 4} reward_normalization={method: mean_std} reward_clip=2.0 -> !
+train_env_manager={group_size: 4} reward_normalization={method: mean_std} reward_clip=2.0 -> actor.reward_norm.clip = 2.0
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> algorithm = turn_reinforce
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> actor.turn_discount = 0.95
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> actor.turns_per_minibatch = 128
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> actor.optimizer.lr_decay_steps = 250
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> episode.history = as_deployed
+train_env_manager={group_size: 4} adv_estimator=step_reinforce -> actor.loss_agg_mode = turn_mean
+train_env_manager={group_size: 4} adv_estimator=step_reinforce loss_agg_mode=token-mean -> actor.loss_agg_mode = token_mean
+train_env_manager={group_size: 4} adv_estimator=step_reinforce loss_agg_mode=seq-mean-token-sum -> !
+train_env_manager={group_size: 4} adv_estimator=step_reinforce batch_adjust_mode=delete -> !
+train_env_manager={group_size: 4} adv_estimator=gigpo reward_normalization={grouping: traj_group_id, method: mean} -> algorithm = gigpo
+train_env_manager={group_size: 4} adv_estimator=gigpo reward_normalization={grouping: traj_group_id} step_reward_weight=0.5 -> actor.state_coef = 0.5
+train_env_manager={group_size: 4} adv_estimator=gigpo reward_normalization={grouping: batch, method: mean} -> !
+train_env_manager={group_size: 4} adv_estimator=gigpo reward_normalization={grouping: traj_group_id} episode_reward_weight=0.5 -> !
 train_env_manager={group_size: 4} max_tokens_per_step=64 -> gconfig.max_new_tokens = 64
 train_env_manager={group_size: 4} importance_sampling=seq -> actor.importance_sampling_level = token
-ppo_epochs=2 -> !
+ppo_epochs=2 -> actor.ppo_epochs = 2
+actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker actor_train.pg_variant=topr -> algorithm = topr
+actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker actor_train.pg_variant=ppo -> algorithm = grpo
+actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker actor_train.pg_variant=tis -> !
+actor_train.worker_cls=roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker -> !
 adv_estimator=gigpo -> !
 -> rollout.router_replay = "off"
 actor_infer.generating_args={top_p: 0.99, top_k: 100} -> gconfig.top_p = 0.99

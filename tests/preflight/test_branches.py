@@ -41,6 +41,7 @@ def test_it_may_start(write, overrides):
         (["rollout.branch={after: [1, 2, 3]}"], "RUN-BRANCH-SAMPLES"),
         (["rollout.branch={after: [12]}"], "RUN-BRANCH-LENGTH"),
         (["rollout.branch={after: [4]}", "algorithm=sft"], "RUN-BRANCH-ALGORITHM"),
+        (["rollout.branch={after: [4]}", "algorithm=gigpo"], "RUN-BRANCH-ALGORITHM"),
         (["rollout.branch={after: [4]}", "algorithm=ppo", "critic={}"], "RUN-BRANCH-ALGORITHM"),
         (["rollout.branch={after: [4]}", "actor.discount=0.9"], "RUN-BRANCH-ALGORITHM"),
     ],

@@ -321,6 +321,32 @@ def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypa
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("overrides", "batches"),
+    [
+        (["actor.ppo_n_minibatches=2"], ["current", "proximal"]),
+        (["actor.ppo_n_minibatches=2", "actor.ppo_epochs=2"], ["proximal"] * 4),
+        (["actor.ppo_epochs=3"], ["proximal"] * 3),
+        (["actor.turns_per_minibatch=1"], ["current", "proximal"]),
+        (["actor.turns_per_minibatch=9"], ["current"]),
+        (["actor.turns_per_minibatch=1", "actor.ppo_epochs=2"], ["proximal"] * 4),
+    ],
+)
+def test_a_step_has_an_optimizer_step_per_mini_batch_and_epoch(
+    tmp_path: Path, overrides: list[str], batches: list[str]
+) -> None:
+    """Mini-batches that are trained after another one have the log-probs of the start of the step."""
+
+    class Seen(Stage):
+        async def train(self, batch: Batch, loss: LossSpec, temperature: float) -> dict[str, float]:
+            seen.append("proximal" if "proximal_logprobs" in batch.fields else "current")
+            return await super().train(batch, loss, temperature)
+
+    seen: list[str] = []
+    asyncio.run(train(Seen([GOOD]), tmp_path, "actor.use_decoupled_loss=true", *overrides, steps=1))
+    assert seen == batches
+
+
 def test_groups_that_were_dropped_are_counted_by_step(tmp_path: Path) -> None:
     async def run() -> Notes:
         stage = Stage([GOOD] * 3)

@@ -127,6 +127,21 @@ async def run(row, client):
     assert judge.turn_rewards[-1] == -1 and np.count_nonzero(judge.turn_rewards) == 1
 
 
+def test_turns_have_states_where_they_start(play):
+    """Equal names are equal states in every sample; a text is another state than the number of the same digits."""
+    source = f"async def run(row, client):\n    await {ASK}\n    return {{'reward': 1, 'states': [NAME]}}"
+    numbers = []
+    for name in ("'door'", "'door'", "'1'", "1"):
+        (group,), said, counts = play(source.replace("NAME", name))
+        assert (said, counts) == ([], {"done": 2}) and all(np.count_nonzero(item.turn_states) == 1 for item in group)
+        numbers.append({int(item.turn_states[-1]) for item in group})
+    assert [len(each) for each in numbers] == [1, 1, 1, 1] and numbers[0] == numbers[1]
+    assert len(set.union(*numbers)) == 3 and max(set.union(*numbers)) <= 2**48
+    for states, words in (("['a', 'b']", "2 states under 'states' for 1 answers"), ("[0.5]", "0.5, neither a text")):
+        _, (said,), counts = play(source.replace("[NAME]", states))
+        assert counts == {"not_a_reward": 2} and words in said
+
+
 @pytest.mark.parametrize(
     ("turns", "words"),
     [("[1, 2]", "2 rewards under 'turns' for 1 answers"), ("[None]", "None"), ("['a']", "'a'")],

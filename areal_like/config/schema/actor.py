@@ -24,11 +24,13 @@ _OWN_LOSS = Ignored(
 )
 _NOT_DPO = Ignored("`algorithm` is not `dpo`", lambda at: at.settings is not None or at.run.algorithm == "sft")
 _ONE_MINIBATCH = with_settings(
-    "a step has one mini-batch and the decoupled loss, whose clipped ratio is then 1",
-    lambda run, settings: settings.use_decoupled_loss and run.actor.ppo_n_minibatches == 1,
+    "a step has one optimizer step and the decoupled loss, whose clipped ratio is then 1",
+    lambda run, settings: settings.use_decoupled_loss and not run.actor.repeats,
 )
 _NO_DUAL_CLIP = with_settings("only PPO's objective has a dual clip", lambda run, settings: settings.objective != "ppo")
-_NO_CLIP = with_settings("`sapo` has a gate in place of a clip", lambda run, settings: settings.objective == "sapo")
+_NO_CLIP = with_settings(
+    "`sapo` and `topr` do not clip the ratio at a range", lambda run, settings: settings.objective in ("sapo", "topr")
+)
 _NO_GATE = with_settings("`algorithm` is not `sapo`", lambda run, settings: settings.objective != "sapo")
 _NOT_DECOUPLED = with_settings("`use_decoupled_loss` is `false`", lambda run, settings: not settings.use_decoupled_loss)
 _NO_BEHAVIOUR_WEIGHT = with_settings(
@@ -43,6 +45,9 @@ _NO_PROMPT_VALUES = Ignored(
     lambda at: at.run.algorithm != "single_rollout" and ":" not in at.run.algorithm,
 )
 _NO_TURNS = Ignored("no workflow of your own is set (`workflow`)", lambda at: "workflow" not in at.run.workflows)
+_NOT_ALONE = with_settings(
+    "`algorithm` is neither `gigpo` nor `turn_reinforce`", lambda run, settings: not settings.turns_alone
+)
 _NO_BRANCHES = ignored_if("rollout.branch", None)
 _NO_OVERLONG = with_settings(
     "`overlong_penalty_factor` is 0", lambda run, settings: not settings.overlong_penalty_factor
@@ -65,6 +70,7 @@ class NormConfig(Section):
         None, description="Scope of the standard deviation to divide by; null: do not divide."
     )
     std_unbiased: bool = Field(False, description="Divide by n - 1 instead of n in the standard deviation.")
+    clip: float | None = Field(None, gt=0, description="Maximum absolute normalised value; null: no limit.")
 
 
 class ActorConfig(EngineConfig):
@@ -88,7 +94,16 @@ class ActorConfig(EngineConfig):
             "`all-linear`: all except the output layer."
         ),
     )
-    ppo_n_minibatches: int = Field(1, ge=1, description="Optimizer steps per training step.")
+    ppo_n_minibatches: int = Field(1, ge=1, description="Mini-batches of a training step, one optimizer step each.")
+    turns_per_minibatch: Annotated[int | None, _NO_TURNS] = Field(
+        None,
+        ge=1,
+        description=(
+            "Turns of a mini-batch, about; the turns of a training step then set the number of mini-batches, rounded up, "
+            "in place of `ppo_n_minibatches`."
+        ),
+    )
+    ppo_epochs: int = Field(1, ge=1, description="Passes over the mini-batches of a training step; a critic makes one.")
     eps_clip: Annotated[float | None, _OWN_LOSS, _ONE_MINIBATCH, _NO_CLIP] = Field(
         None,
         gt=0,
@@ -190,6 +205,14 @@ class ActorConfig(EngineConfig):
         le=1,
         description="Discount of later rewards per turn of an episode of `workflow`; null: set by the algorithm.",
     )
+    state_coef: Annotated[float | None, _OWN_LOSS, _NOT_ALONE] = Field(
+        None,
+        ge=0,
+        description=(
+            "Weight of a turn's advantage among the turns that start in the same state (GiGPO), beside the advantage of "
+            "its episode; null: set by the algorithm."
+        ),
+    )
     branch_baseline: Annotated[Literal["group", "parent"] | None, _OWN_LOSS, _NO_BRANCHES] = Field(
         None,
         description=(
@@ -200,14 +223,15 @@ class ActorConfig(EngineConfig):
     gae_lambda: Annotated[float | None, _OWN_LOSS, _NO_CRITIC] = Field(
         None, ge=0, le=1, description="λ of generalised advantage estimation; null: set by the algorithm."
     )
-    loss_agg_mode: Annotated[Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None, _OWN_LOSS] = (
-        Field(
-            None,
-            description=(
-                "What has equal weight in the loss: each token, each sequence, or each token in a mean over the sequences' "
-                "sums (`sequence_sum`), which `constant` divides by `gconfig.max_new_tokens`; null: set by the algorithm."
-            ),
-        )
+    loss_agg_mode: Annotated[
+        Literal["token_mean", "sequence_mean", "turn_mean", "sequence_sum", "constant"] | None, _OWN_LOSS
+    ] = Field(
+        None,
+        description=(
+            "What has equal weight in the loss: each token, each sequence, each turn, or each token in a mean over the "
+            "sequences' sums (`sequence_sum`), which `constant` divides by `gconfig.max_new_tokens`; null: set by the "
+            "algorithm."
+        ),
     )
     overlong_penalty_factor: Annotated[float | None, _OWN_LOSS] = Field(
         None, ge=0, description="Maximum penalty of an overlong response (DAPO); null: set by the algorithm."
@@ -287,3 +311,8 @@ class ActorConfig(EngineConfig):
         ),
     )
     dpo_beta: Annotated[float, _NOT_DPO] = Field(0.1, gt=0, description="Inverse temperature β of `algorithm: dpo`.")
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a training step may have several optimizer steps."""
+        return self.ppo_n_minibatches > 1 or self.turns_per_minibatch is not None or self.ppo_epochs > 1

@@ -59,7 +59,7 @@ class RunConfig(Section):
     algorithm: str = Field(
         "grpo",
         description=(
-            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `cpgd`, `gmpo`, `sapo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
+            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `cpgd`, `gmpo`, `sapo`, `topr`, `turn_reinforce`, `gigpo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
             " or your own function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
         ),
     )
@@ -176,9 +176,16 @@ class RunConfig(Section):
         return self.actor.optimizer if role == "actor" else None
 
     def updates(self, role: TrainerRole, steps: int) -> int:
-        """Return a role's optimizer steps in this many training steps, the first of which train a critic alone."""
+        """Return the optimizer steps of a role's learning-rate schedule in a run of this many training steps.
+
+        The first training steps may train a critic alone.
+        """
+        optimizer = self.optimizer(role)
+        if optimizer and optimizer.lr_decay_steps is not None:
+            return optimizer.lr_decay_steps
         without = self.critic.warmup_steps if role == "actor" and self.critic else 0
-        return max(0, steps - without) * self.actor.ppo_n_minibatches
+        epochs = self.actor.ppo_epochs if role == "actor" else 1
+        return max(0, steps - without) * self.actor.ppo_n_minibatches * epochs
 
     @property
     def longest_sequence(self) -> int:

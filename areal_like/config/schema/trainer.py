@@ -106,6 +106,11 @@ class OptimizerConfig(Section):
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="Learning-rate schedule after the warm-up, over all steps of the run."
     )
+    lr_decay_steps: Annotated[int | None, _CONSTANT] = Field(
+        None,
+        ge=1,
+        description="Optimizer steps, with the warm-up, after which the learning rate is final; null: those of the run.",
+    )
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps in which the learning rate rises linearly from 0.")
     warmup_steps_proportion: float = Field(
         0.0,

@@ -105,7 +105,8 @@ def _engine(role: str, ours: str) -> Table:
         )
     t[f"{role}.shuffle"] = drop("samples are distributed to mini-batches round-robin")
     t[f"{role}.data_loader_seed"] = drop("samples are distributed to mini-batches round-robin")
-    t[f"{role}.ppo_epochs"] = changes("each sample is trained once", 1)
+    one_pass = changes("the critic makes one pass over the mini-batches of a step", 1)
+    t[f"{role}.ppo_epochs"] = rename("actor.ppo_epochs") if ours == "actor" else one_pass
     return t
 
 

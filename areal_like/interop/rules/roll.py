@@ -7,13 +7,14 @@ from typing import Any
 from areal_like.interop.keys.shared import ALL_WORDS, NO_ALGORITHM
 from areal_like.interop.rules.images import sees_images, write_rows
 from areal_like.interop.rules.offline import train_on_dataset
+from areal_like.interop.rules.roll_turns import BY_TURN, batch_turns, credit_turns, data_parallel
+from areal_like.interop.rules.roll_turns import TRAIN as _TRAIN
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
 
-_TRAIN, _CONFIG = "actor_train.training_args", "actor_train.strategy_args.strategy_config"
 _INFER = "actor_infer.generating_args"
 _AGENTS = "environments and agents are not converted: write a workflow (docs/workflows.md)"
-_NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo"}
+_NAMES = {"gae": "ppo", "reinforce": "reinforce_pp", "grpo": "grpo", **BY_TURN}
 _BY_TEACHER = "write algorithm=distill and a section teacher by hand (docs/algorithms.md#distillation)"
 _PATHS = ("actor_train.data_args.file_name", "validation.data_args.file_name")
 
@@ -27,7 +28,10 @@ def rules(peer: Translation, text: str) -> None:
     _masks(peer, estimator)
     aggregation(peer, "loss_agg_mode")
     _divergence(peer)
-    _batches(peer)
+    least, most = peer.number(f"{_TRAIN}.lr_scheduler_kwargs.min_lr"), peer.number(f"{_TRAIN}.learning_rate")
+    if least and most:
+        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
+    batch_turns(peer) if estimator in BY_TURN else _batches(peer)
     if any(peer.keys_below("train_env_manager")):
         _agents(peer)
     if peer.is_on("is_offload_states"):
@@ -40,6 +44,8 @@ def rules(peer: Translation, text: str) -> None:
         _whole_batch(peer, 1)
     elif re.search(r"(?m)^student_train:", text):
         _distil(peer)
+    elif estimator in BY_TURN:
+        credit_turns(peer, estimator)
     elif "beta" in peer.said or "chosen_key" in peer.said:
         train_on_dataset(peer, "dpo")
         _whole_batch(peer, 1)
@@ -62,14 +68,9 @@ def _distil(peer: Translation) -> None:
 def _whole_batch(peer: Translation, steps: int) -> None:
     """Write the prompts of an optimizer step, which a pipeline without generation defines per device."""
     parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    sizes = [
-        peer.number(f"{_CONFIG}.{name}_parallel_size") or 1
-        for name in ("tensor_model", "pipeline_model", "context", "ulysses")
-    ]
-    devices = re.fullmatch(r"list\(range\((\d+), ?(\d+)\)\)", str(peer.get("actor_train.device_mapping")))
-    if devices and all(isinstance(part, int) for part in (*parts, *sizes)):
-        data_parallel = (int(devices[2]) - int(devices[1])) // math.prod(sizes)
-        peer.ours["train_dataset.batch_size"] = math.prod(parts) * data_parallel
+    parallel = data_parallel(peer)
+    if parallel is not None and all(isinstance(part, int) for part in parts):
+        peer.ours["train_dataset.batch_size"] = math.prod(parts) * parallel
     else:
         peer.fill("train_dataset.batch_size", f"{parts[0]} samples per device, {parts[1]} micro-batches")
     peer.ours["actor.ppo_n_minibatches"] = steps
@@ -83,9 +84,9 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         peer.ours["algorithm"] = _NAMES[estimator]
     else:
         peer.unknown_algorithm("adv_estimator", f"{estimator}: {NO_ALGORITHM}")
-    for key, plain in (("use_policy_loss_type", "PPO"), ("pg_variant", "vanilla")):
-        if peer.get(key) not in (None, plain, "ppo"):
-            peer.unknown_algorithm(key, f"{peer.get(key)}: {NO_ALGORITHM}")
+    if peer.get("use_policy_loss_type") not in (None, "PPO"):
+        peer.unknown_algorithm("use_policy_loss_type", f"{peer.get('use_policy_loss_type')}: {NO_ALGORITHM}")
+    _variant(peer)
     if any(peer.keys_below("student")):
         peer.unknown_algorithm("student", _BY_TEACHER)
     peer.replay(False)  # ROLL has no key for it
@@ -95,6 +96,17 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         peer.ours["actor.gae_lambda"] = peer.get("lambd")
         peer.ours["critic.warmup_steps"] = peer.get("critic_warmup") or 0
         peer.ours["critic.eps_clip"] = peer.get("value_clip")
+
+
+def _variant(peer: Translation) -> None:
+    """Write the loss of ROLL's worker of several losses, which the actor's section names; other workers have PPO's."""
+    if "actor_pg_worker" not in str(peer.get("actor_train.worker_cls")):
+        return
+    variant = peer.get("actor_train.pg_variant") or "vanilla"
+    if variant == "topr":
+        peer.ours["algorithm"] = "topr"
+    elif variant != "ppo":
+        peer.unknown_algorithm("actor_train.pg_variant", f"{variant}: {NO_ALGORITHM}")
 
 
 def _norms(peer: Translation, estimator: str) -> None:
@@ -117,7 +129,7 @@ def _norms(peer: Translation, estimator: str) -> None:
     elif clip and kinds == {"mean_level": None, "std_level": None}:
         peer.ours["actor.reward_clip"] = clip
     elif clip:
-        peer.changes["reward_clip"] = "areal-like clips rewards before normalising them, not afterwards"
+        peer.ours["actor.reward_norm.clip"] = clip
 
 
 def _clips(peer: Translation) -> None:
@@ -150,9 +162,6 @@ def _divergence(peer: Translation) -> None:
 
 
 def _batches(peer: Translation) -> None:
-    least, most = peer.number(f"{_TRAIN}.lr_scheduler_kwargs.min_lr"), peer.number(f"{_TRAIN}.learning_rate")
-    if least and most:
-        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
     prompts, group = peer.get("rollout_batch_size"), peer.get("num_return_sequences_in_group")
     if any(peer.keys_below("train_env_manager")):
         group = 1  # the batch size counts trajectories
@@ -178,7 +187,9 @@ def _agents(peer: Translation) -> None:
     if limits := _turn_limits(peer):
         peer.ours["gconfig.max_new_tokens"] = min(limits)
     mode = peer.get("batch_adjust_mode")
-    if mode not in (None, "copy") and not _batch_divides(peer, whole):
+    if peer.ours["algorithm"] in BY_TURN.values():
+        pass  # see batch_turns
+    elif mode not in (None, "copy") and not _batch_divides(peer, whole):
         peer.changes["batch_adjust_mode"] = f"{mode}: all samples of all trajectories are trained"
     if stops := peer.get(f"{_INFER}.stop_strings"):
         peer.fill("workflow", f"the agent sends stop={stops} with its requests (docs/workflows.md)")

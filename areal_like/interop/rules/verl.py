@@ -50,6 +50,9 @@ def rules(peer: Translation, text: str) -> None:
         aggregation(peer, f"{_ACTOR}.loss_agg_mode")
     batch, mini = peer.get("data.train_batch_size"), peer.get(f"{_ACTOR}.ppo_mini_batch_size")
     peer.minibatches(batch, mini, f"{_ACTOR}.ppo_mini_batch_size")
+    epochs = peer.get("critic.ppo_epochs", f"{_ACTOR}.ppo_epochs")
+    if estimator == "gae" and epochs not in (None, 1):
+        peer.changes["critic.ppo_epochs"] = f"{epochs}: the critic makes one pass over the mini-batches of a step"
     if estimator == "gae" and (own := peer.get("critic.ppo_mini_batch_size")) not in (None, mini):
         peer.changes["critic.ppo_mini_batch_size"] = f"{own}: the critic uses the actor's mini-batches"
     _correction(peer)
