@@ -103,8 +103,8 @@ class Trajectory:
     there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
     `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`; `teacher_top` are the ids that the
     teacher finds likeliest, and their log-probs, if the run trains on them. `turn_rewards` `[tokens]` are rewards
-    of turns, each at the last token of its turn, if there are any; `turn_states` in the same places are positive numbers
-    of the states in which turns start. `images` are those of the whole sequence, in the
+    of turns, each at the last token of its turn, if there are any; `turn_states` in the same places are numbers, from 1
+    on, of the states in which turns start. `images` are those of the whole sequence, in the
     order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
     root on, where samples share generated tokens or a conversation continues another one; what samples share is
     generated in one trajectory of theirs, and has version -1 in the others.

@@ -172,7 +172,7 @@ def sequence_mean(mask: Floats, lengths: Ints) -> Floats:
 
 
 def turn_mean(mask: Floats, lengths: Ints) -> Floats:
-    """Return weights that make the loss a mean over turns (runs of trained tokens) of the means over their tokens.
+    """Return weights that make the loss a mean over turns (runs of trained tokens) of their tokens' means.
 
     Source: GiGPO (arXiv 2505.10978), eq. 9.
     """

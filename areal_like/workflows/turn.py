@@ -73,9 +73,9 @@ def join_turns(
     """Return a trajectory for each turn that no other turn continues, all with the same reward.
 
     Every generated token is trained on once: if several trajectories continue the same turn, its tokens count as
-    generated in the first and as prompt in the others. Rewards and states of turns are in the order of `turns`. `numbers` has
-    the turns trained in other episodes of the group, and these turns are added; a trajectory without turns of its own is
-    left out.
+    generated in the first and as prompt in the others. Rewards and states of turns are in the order of `turns`.
+    `numbers` has the turns trained in other episodes of the group, and these turns are added; a trajectory without
+    turns of its own is left out.
     """
     parents = {turn.parent for turn in turns}
     worth, states = (dict(zip(turns, given, strict=False)) for given in (reward.turns, reward.states))

@@ -399,6 +399,8 @@ pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefi
 pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefix=vision_model.blocks -> !
 pretrain=/models/Qwen3-VL-4B-Thinking actor_train.data_args.video_folder=/clips -> !
 pretrain=/models/Qwen3-VL-30B-A3B-Instruct -> !
+pretrain=Qwen/Qwen3.5-27B -> allocation_mode = "megatron:d2t2+sglang:d4"
+pretrain=Qwen/Qwen3.5-27B actor_train.data_args.file_name=data/geometry3k/ -> allocation_mode = "fsdp:d4+sglang:d4"
 adv_estimator=reinforce reward_clip=10 -> actor.reward_clip = 10
 adv_estimator=gae value_clip=0.5 -> critic.eps_clip = 0.5
 adv_estimator=gae value_clip=0.5 -> actor.gae_lambda = 0.95

@@ -7,8 +7,9 @@ from areal_like.interop.rules.translation import MISSING, Translation
 
 _MODELS = re.compile(r"(?i)[-_]vl(?![a-z])|glm-?4[._]?\dv|minicpm-?[ov]|omni|openvla")
 _TRAINED = re.compile(r"(?i)qwen2[._]5[-_]vl|qwen3[-_]vl(?!.*-a\d+b)")  # dense models alone
+_TEXT_OR_IMAGES = re.compile(r"(?i)qwen3[._]5")  # trained on either, so the data tells
 _DATA = re.compile(r"(?i)geo(?:metry)?3k|clevr|mm_eureka|one-rl-to-see|virl39k")
-_SUPPORTED = "images are trained with models of Qwen2.5-VL and dense ones of Qwen3-VL (docs/vision.md)"
+_SUPPORTED = "images are trained with models of Qwen2.5-VL, Qwen3.5 and dense ones of Qwen3-VL (docs/vision.md)"
 _RESHARDED = "the trainer is FSDP on the same GPUs; a Megatron layout needs actor.megatron.bridge_type=megatron-bridge"
 
 
@@ -20,12 +21,13 @@ def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = 
     named = str(peer.get(model_key))
     model = peer.missing.get("actor.path", "") if named == MISSING else named
     data = [key for key in data_keys if _DATA.search(str(peer.get(key)))]
-    if _TRAINED.search(model):
+    has_images = bool(data) or peer.said.get(image_key) is not None
+    if _TRAINED.search(model) or (_TEXT_OR_IMAGES.search(model) and has_images):
         _reshard(peer)
         return True
     if _MODELS.search(model):
         peer.changes[model_key] = f"{named}: {_SUPPORTED}"
-    elif data or peer.said.get(image_key) is not None:
+    elif has_images:
         peer.changes[data[0] if data else image_key] = f"{_SUPPORTED}; the model is {named}"
     return False
 
@@ -50,6 +52,8 @@ def _reshard(peer: Translation) -> None:
         role, _, name = key.partition(".megatron.")
         if name == "param_offload" and peer.ours[key] is True:
             peer.ours[f"{role}.offload"] = True
+        if name.endswith("moe_aux_loss_coeff") and peer.ours[key]:
+            peer.changes[key] = f"{peer.ours[key]}: the trainer is FSDP, which balances experts without this loss"
         if name != "recompute_granularity":  # its name under FSDP is written with the other roles
             del peer.ours[key]
             peer.unneeded[key] = "it is Megatron's, and the trainer is FSDP"
