@@ -109,17 +109,7 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
 def _combinations(config: RunConfig) -> Iterator[Finding]:
     """Yield settings that contradict each other."""
     preset, actor = PRESETS.get(config.algorithm), config.actor
-    if config.algorithm == "dpo" and actor.ppo_n_minibatches > 1:
-        message = (
-            "algorithm=dpo needs one optimizer step per training step, since it computes a pair's loss once per step"
-        )
-        yield finding(
-            "RUN-ALGORITHM-DPO-MINIBATCHES", "actor.ppo_n_minibatches", message, "write actor.ppo_n_minibatches=1"
-        )
-    if config.algorithm == "dpo" and (actor.ppo_epochs > 1 or actor.turns_per_minibatch):
-        key = "ppo_epochs" if actor.ppo_epochs > 1 else "turns_per_minibatch"
-        message = "algorithm=dpo takes one optimizer step per training step, and this key adds more"
-        yield finding("RUN-ALGORITHM-DPO-MINIBATCHES", f"actor.{key}", message, f"remove actor.{key}")
+    yield from _steps_of_dpo(config)
     settings = settings_of(preset, actor) if preset else None
     compares = _compares(settings) if settings else config.algorithm == "dpo"
     if config.gconfig.n_samples < 2 and compares:
@@ -143,6 +133,16 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
     yield from _overlong(config, settings)
     yield from _rewards(settings)
+
+
+def _steps_of_dpo(config: RunConfig) -> Iterator[Finding]:
+    """Yield the keys that give DPO several optimizer steps per training step."""
+    plain = {"ppo_n_minibatches": 1, "ppo_epochs": 1, "turns_per_minibatch": None}
+    for key, value in plain.items() if config.algorithm == "dpo" else ():
+        if getattr(config.actor, key) != value:
+            message = "algorithm=dpo needs one optimizer step per training step, since it computes a pair's loss once per step"
+            help = f"write actor.{key}={'null' if value is None else value}"
+            yield finding("RUN-ALGORITHM-DPO-MINIBATCHES", f"actor.{key}", message, help)
 
 
 def _divergence(settings: Settings) -> Iterator[Finding]:

@@ -311,7 +311,7 @@ SLIME = """
 --hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> train_dataset.image_field = pictures
 --hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> allocation_mode = "sglang:d8|fsdp:d8"
 --hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"video": "clips"}' -> !
---hf-checkpoint /models/Qwen3.5-27B --multimodal-keys '{"image": "images"}' -> !
+--hf-checkpoint /models/Qwen3.5-27B --multimodal-keys '{"image": "images"}' -> allocation_mode = "sglang:d8|fsdp:d8"
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.importance_sampling_level = sequence
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.eps_clip = 0.2
 --advantage-estimator reinforce_plus_plus --normalize-advantages -> algorithm = reinforce_pp
