@@ -3,7 +3,7 @@ import runpy
 from pathlib import Path
 
 from areal_like.config.keys import all_keys
-from areal_like.config.schema import EvaluationConfig, McpServerConfig, MixtureConfig, RewardPartConfig
+from areal_like.config.schema import AdapterConfig, EvaluationConfig, McpServerConfig, MixtureConfig, RewardPartConfig
 
 GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "docs/generate/configuration.py"))
 PAGE, page = GENERATOR["PAGE"], GENERATOR["page"]
@@ -21,6 +21,7 @@ def test_every_key_is_there_once_and_has_a_meaning():
         keys += [prefix, *(f"{prefix}.{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))]
     by_name = {
         "train_dataset.mixture.NAME": MixtureConfig,
+        "adapters.NAME": AdapterConfig,
         "evaluator.datasets.NAME": EvaluationConfig,
         "reward.parts.NAME": RewardPartConfig,
         "episode.mcp_servers.NAME": McpServerConfig,
