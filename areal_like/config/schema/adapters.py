@@ -46,7 +46,7 @@ def _names(adapters: dict[str, AdapterConfig]) -> dict[str, AdapterConfig]:
     """Check the names, which are those of directories, metrics and adapters on servers."""
     for name in adapters:
         if not name.isascii() or not name.replace("_", "").replace("-", "").isalnum() or len(name) > 64:
-            raise ValueError(f"names of at most 64 letters, digits, `_` and `-`, and {name!r} is not")
+            raise ValueError(f"a name has at most 64 letters, digits, `_` and `-`; {name!r} does not")
     return adapters
 
 
