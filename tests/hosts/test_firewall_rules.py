@@ -32,11 +32,11 @@ address, *ports = sys.argv[1:]
 def connect(port):
     try:
         socket.create_connection((address, int(port)), timeout=2).close()
-        print(port)
+        return True
     except TimeoutError:
-        pass
+        return False
 with ThreadPoolExecutor() as threads:
-    list(threads.map(connect, ports))
+    print(*(port for port, open in zip(ports, threads.map(connect, ports)) if open))
 """
 
 
@@ -57,7 +57,7 @@ def reached(host: Host, address: str) -> list[int]:
     """Return the ports of an address that a host can connect to."""
     command = (sys.executable, "-c", CONNECT, address, *map(str, PORTS))
     connecting = host.start(*command, stdout=subprocess.PIPE, text=True)
-    return sorted(int(line) for line in connecting.communicate(timeout=HUNG_S)[0].splitlines())
+    return [int(port) for port in connecting.communicate(timeout=HUNG_S)[0].split()]
 
 
 def test_the_rules_of_the_page_keep_strangers_out(tmp_path: Path) -> None:
