@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from areal_like.cluster.heartbeat import accepts, wait_for_silence
 from areal_like.errors import ClusterError
 
 LOST_S = 30.0  # without an answer; Ray's own processes wait 60 s for a head that restarts
 BEAT_S = 5.0
 CLOSE_S = 15.0  # limit of the nodes' clean-up without the head; it continues without this process
-LEAST_BEATS = 3  # without an answer in a row: a process that was stopped itself has sent fewer
 
 
 @asynccontextmanager
@@ -55,23 +55,12 @@ async def _watch_head(url: str) -> None:
 
 async def wait_for_loss(urls: Sequence[str]) -> None:
     """Return when one of the URLs has not accepted a connection for LOST_S seconds."""
-    waiting = [asyncio.ensure_future(_wait_for_loss(url)) for url in urls]
+    waiting = [asyncio.ensure_future(wait_for_silence(url, LOST_S, accepts)) for url in urls]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for each in waiting:
             each.cancel()
-
-
-async def _wait_for_loss(url: str) -> None:
-    answered, missed = time.monotonic(), 0
-    while missed < LEAST_BEATS or time.monotonic() - answered < LOST_S:
-        asked = time.monotonic()
-        if await accepts(url, BEAT_S):
-            answered, missed = time.monotonic(), 0
-        else:
-            missed += 1
-        await asyncio.sleep(max(0.0, asked + BEAT_S - time.monotonic()))
 
 
 async def accept(urls: Sequence[str], limit_s: float) -> bool:
@@ -81,16 +70,4 @@ async def accept(urls: Sequence[str], limit_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(1.0)
-    return True
-
-
-async def accepts(url: str, limit_s: float) -> bool:
-    """Return whether a URL accepts a connection within the limit: a host without Ray refuses it."""
-    address = urlsplit(url)
-    try:
-        async with asyncio.timeout(limit_s):
-            _, writer = await asyncio.open_connection(str(address.hostname), address.port)
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
     return True

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.cluster.head import BEAT_S, CLOSE_S, accepts, head_answers, head_url, head_watched
+from areal_like.cluster.head import BEAT_S, CLOSE_S, head_answers, head_url, head_watched
+from areal_like.cluster.heartbeat import accepts
 from areal_like.cluster.interfaces import use_interface
 from areal_like.cluster.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.cluster.nodes import check_nodes

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 
+from areal_like.cluster.heartbeat import wait_for_silence
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, WorkerError
-from areal_like.rollout.heartbeat import wait_for_silence
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.server import Server
 

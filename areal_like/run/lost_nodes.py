@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from areal_like.cluster.head import accepts
+from areal_like.cluster.heartbeat import accepts
 
 if TYPE_CHECKING:
     from allocation.plan import Device

@@ -15,9 +15,9 @@ from fake_server import FakeServer, serving
 from limits import HUNG_S
 from test_supervisor import SAMPLING, STOP, Actors, generate, opened, silence, until
 
+from areal_like.cluster import heartbeat
+from areal_like.cluster.heartbeat import wait_for_silence
 from areal_like.errors import ServerError
-from areal_like.rollout import heartbeat
-from areal_like.rollout.heartbeat import wait_for_silence
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.http import Connection, session
@@ -43,11 +43,17 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_an_error_of_this_host_is_no_silence_of_the_other(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(heartbeat.asyncio, "open_connection", AsyncMock(side_effect=OSError(code, "here")))
     assert asyncio.run(heartbeat.answers("http://127.0.0.1:9", HUNG_S))
+    assert asyncio.run(heartbeat.accepts("http://127.0.0.1:9", HUNG_S))
 
 
 def test_a_host_without_a_route_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat.asyncio, "open_connection", AsyncMock(side_effect=OSError(errno.EHOSTUNREACH, "")))
     assert not asyncio.run(heartbeat.answers("http://127.0.0.1:9", HUNG_S))
+
+
+def test_a_host_whose_process_has_ended_answers_and_does_not_accept() -> None:
+    assert asyncio.run(heartbeat.answers("http://127.0.0.1:9", HUNG_S))
+    assert not asyncio.run(heartbeat.accepts("http://127.0.0.1:9", HUNG_S))
 
 
 def port_of(url: str) -> int:
