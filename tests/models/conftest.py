@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,17 @@ def checks(tmp_path_factory: pytest.TempPathFactory):
     from model_checks import ModelChecks
 
     return ModelChecks(tmp_path_factory.mktemp("checks"))
+
+
+@pytest.fixture(scope="module")
+def tiny_vlm(tmp_path_factory: pytest.TempPathFactory):
+    """A directory with a small model of text and images, by family."""
+    from tiny_vlms import write_vlm
+
+    @cache
+    def make(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        write_vlm(family, path)
+        return path
+
+    return make

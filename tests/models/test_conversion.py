@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import torch
 from conversions import command, full_disk, trained
 from safetensors.torch import load_file, save_file
 from trainer_jobs import Setting, initial_weights
-from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
 from areal_like.checkpoint.journal import Journal
@@ -27,13 +25,6 @@ pytestmark = pytest.mark.covers("checkpoint conversion")
 
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 FAMILIES = sorted(name for name in tiny_models.FAMILIES if converting_bridges({"model_type": name}))
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    pool = Ranks()
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="module")

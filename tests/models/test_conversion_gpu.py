@@ -12,7 +12,6 @@ import torch
 from conversions import trained
 from safetensors.torch import load_file
 from trainer_jobs import CPU, GPU, Setting, initial_weights
-from trainer_ranks import Ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 MACHINE = GPU if torch.cuda.is_available() else CPU
@@ -25,27 +24,20 @@ def convert(*arguments: object) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def one_rank():
-    pool = Ranks()
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize(("name", "bridge"), [("qwen3-tied", "mbridge"), ("glm4_moe", "megatron-bridge")])
-def test_a_gpu_starts_from_a_converted_checkpoint_and_its_own_is_converted(one_rank, tmp_path, name, bridge):
+def test_a_gpu_starts_from_a_converted_checkpoint_and_its_own_is_converted(ranks, tmp_path, name, bridge):
     model = tmp_path / "model"
     dtype = getattr(torch, MACHINE.dtype)
     tiny_models.write_tiny(tiny_models.VARIANTS[name], model).to(dtype).save_pretrained(model)
     (model / "tokenizer.json").write_text("{}")
     convert(model, tmp_path / "megatron", "--bridge", bridge)
     setting = Setting(model, bridge=bridge, machine=MACHINE, weights=tmp_path / "megatron")
-    (weights,) = one_rank.run(initial_weights, 1, setting)
+    (weights,) = ranks.run(initial_weights, 1, setting)
     original = load_file(model / "model.safetensors")
     assert weights.keys() == original.keys()
     assert all((weights[tensor] == original[tensor].float().numpy()).all() for tensor in original)
 
-    one_rank.run(trained, 1, setting, tmp_path)
+    ranks.run(trained, 1, setting, tmp_path)
     convert(tmp_path / "state", tmp_path / "policy", "--model", model)
     written, saved = (load_file(Path(tmp_path, at, "model.safetensors")) for at in ("policy", "hf"))
     assert written.keys() == saved.keys()

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import VARIANTS, hugging_face_log_probs, write_tiny
 from trainer_jobs import GPU, Setting, log_probs_and_weights, make_batch, three_steps
-from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
 from allocation.families import TRAINED
@@ -28,13 +27,6 @@ WIDE = {
 WIDE |= {name: {"head_dim": 64} for name in ("gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text")}
 
 
-@pytest.fixture(scope="module")
-def one_rank():
-    pool = Ranks()
-    yield pool
-    pool.close()
-
-
 def write_model(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Write a model in bfloat16; return transformers' log-probs in float32 and in bfloat16."""
     variant = VARIANTS[name]
@@ -49,7 +41,7 @@ def write_model(name: str, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_as_exact_as_transformers_in_bfloat16(one_rank, tmp_path, name, backend):
+def test_a_family_is_as_exact_as_transformers_in_bfloat16(ranks, tmp_path, name, backend):
     if backend == "megatron" and VARIANTS[name].family not in TRAINED["megatron"]:
         pytest.skip("no bridge trains it")
     exact, rounded = write_model(name, tmp_path / "model")
@@ -57,7 +49,7 @@ def test_a_family_is_as_exact_as_transformers_in_bfloat16(one_rank, tmp_path, na
         tmp_path / "model", bridge="megatron-bridge", machine=GPU, backend=backend,
         optimizer=OptimizerConfig(lr=1e-3, eps=1e-2),
     )  # fmt: skip
-    (((places, values), weights),) = one_rank.run(log_probs_and_weights, 1, setting, LENGTHS)
+    (((places, values), weights),) = ranks.run(log_probs_and_weights, 1, setting, LENGTHS)
     apart, of_rounding = np.abs(values - exact[places]), np.abs(rounded - exact)[places]
     print(f"{name} {backend}: {np.nanmean(apart):.3g} nats from float32, transformers {np.nanmean(of_rounding):.3g}")
     # Rounding changes the experts of some tokens of qwen3_next, on both backends alike.
@@ -66,5 +58,5 @@ def test_a_family_is_as_exact_as_transformers_in_bfloat16(one_rank, tmp_path, na
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
         np.testing.assert_array_equal(weights[key], tensor.float().numpy(), err_msg=key)
-    (outcome,) = one_rank.run(three_steps, 1, setting)
+    (outcome,) = ranks.run(three_steps, 1, setting)
     assert all(np.isfinite(step["grad_norm"]) for step in outcome.steps)

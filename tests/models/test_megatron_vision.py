@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
+from tiny_vlms import load_alone, log_probs_alone, vlm_batch
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -20,17 +20,6 @@ from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(family: str) -> Path:
-        path = tmp_path_factory.mktemp(family)
-        write_vlm(family, path)
-        return path
-
-    return make
 
 
 def megatron(path: Path, d: int = 1, t: int = 1, p: int = 1, c: int = 1, e: int = 1, **settings) -> Setting:
@@ -50,8 +39,8 @@ def stored(path: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_gradients_and_weights_are_transformers_own(tiny, one, family):
-    path, seen = tiny(family), one(family)
+def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, family):
+    path, seen = tiny_vlm(family), one(family)
     batch, model = vlm_batch(path), load_alone(path)
     trained = batch.fields["loss_mask"] > 0
     expected = log_probs_alone(model, path, batch)
@@ -72,9 +61,9 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny, one, family)
 
 
 @pytest.fixture(scope="module")
-def one(ranks, tiny):
+def one(ranks, tiny_vlm):
     """What one rank sees of each family."""
-    return cache(lambda family: ranks.run(step, 1, megatron(tiny(family)), vlm_batch(tiny(family)))[0])
+    return cache(lambda family: ranks.run(step, 1, megatron(tiny_vlm(family)), vlm_batch(tiny_vlm(family)))[0])
 
 
 def same(seen, expected, batch, left_out: str = "nothing"):
@@ -108,41 +97,41 @@ TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stag
         ("qwen3_5_moe", {"p": 2}, {"megatron": TWO_STAGES}),
     ],
 )
-def test_every_layout_computes_what_one_rank_does(ranks, tiny, one, family, layout, settings):
+def test_every_layout_computes_what_one_rank_does(ranks, tiny_vlm, one, family, layout, settings):
     """Ranks may have images in part, none of them, or nothing at all."""
-    setting, batch = megatron(tiny(family), **layout, **settings), vlm_batch(tiny(family))
+    setting, batch = megatron(tiny_vlm(family), **layout, **settings), vlm_batch(tiny_vlm(family))
     same(ranks.run(step, np.prod(list(layout.values())), setting, batch), one(family), batch)
 
 
-def test_recomputed_layers_see_the_same_images(ranks, tiny, one):
+def test_recomputed_layers_see_the_same_images(ranks, tiny_vlm, one):
     family = "qwen2_5_vl"
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    batch = vlm_batch(tiny(family))
-    same(ranks.run(step, 1, megatron(tiny(family), megatron=full), batch), one(family), batch)
+    batch = vlm_batch(tiny_vlm(family))
+    same(ranks.run(step, 1, megatron(tiny_vlm(family), megatron=full), batch), one(family), batch)
 
 
 @pytest.mark.parametrize("layout", [{}, {"p": 2, "megatron": TWO_STAGES}])
-def test_a_frozen_tower_stays_as_it_is(ranks, tiny, one, layout):
+def test_a_frozen_tower_stays_as_it_is(ranks, tiny_vlm, one, layout):
     family = "qwen3_vl"
-    batch = vlm_batch(tiny(family))
-    setting = megatron(tiny(family), freeze_vision_tower=True, **layout)
+    batch = vlm_batch(tiny_vlm(family))
+    setting = megatron(tiny_vlm(family), freeze_vision_tower=True, **layout)
     same(ranks.run(step, layout.get("p", 1), setting, batch), one(family), batch, left_out="visual")
 
 
 @pytest.mark.parametrize(
     ("family", "layout"), [("qwen2_5_vl", {"t": 2}), ("qwen3_vl", {"p": 2, "megatron": TWO_STAGES})]
 )
-def test_adapters_are_those_of_fsdp(ranks, tiny, family, layout):
-    batch, lora = vlm_batch(tiny(family)), LoRA(4, 8, ("all-linear",))
-    (expected,) = ranks.run(step, 1, megatron(tiny(family), lora=lora, backend="fsdp"), batch)
+def test_adapters_are_those_of_fsdp(ranks, tiny_vlm, family, layout):
+    batch, lora = vlm_batch(tiny_vlm(family)), LoRA(4, 8, ("all-linear",))
+    (expected,) = ranks.run(step, 1, megatron(tiny_vlm(family), lora=lora, backend="fsdp"), batch)
     changed = {name for name, gradient in expected.gradients.items() if gradient.any()}
     assert changed and all(".layers." in name and "visual" not in name for name in changed)
-    same(ranks.run(step, 2, megatron(tiny(family), lora=lora, **layout), batch), expected, batch)
+    same(ranks.run(step, 2, megatron(tiny_vlm(family), lora=lora, **layout), batch), expected, batch)
 
 
 @pytest.mark.parametrize(("first", "then"), [({"t": 2}, {"p": 2, "megatron": TWO_STAGES}), ({"d": 2}, {"c": 2})])
-def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny, tmp_path, first, then):
-    path = tiny("qwen3_vl")
+def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny_vlm, tmp_path, first, then):
+    path = tiny_vlm("qwen3_vl")
     expected, *_ = ranks.run(save_and_go_on, 2, megatron(path, **first), vlm_batch(path), tmp_path)
     found, *_ = ranks.run(load_and_go_on, 2, megatron(path, **then), vlm_batch(path), tmp_path)
     changed = {name for name, tensor in stored(path).items() if np.abs(expected[name] - tensor.numpy()).max() > 1e-3}
@@ -151,8 +140,8 @@ def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny, tmp_path, first, th
         np.testing.assert_allclose(found[name], weight, atol=1e-5, err_msg=name)
 
 
-def test_a_critic_has_the_values_of_fsdp(ranks, tiny):
-    path = tiny("qwen2_5_vl")
+def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
+    path = tiny_vlm("qwen2_5_vl")
     batch, setting = vlm_batch(path), megatron(path, role="critic")
     (under_fsdp,) = ranks.run(values, 1, replace(setting, backend="fsdp"), batch)
     two = ranks.run(values, 2, megatron(path, t=2, role="critic"), batch)
@@ -161,8 +150,8 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
-def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny, tmp_path, family):
-    path, batch = tiny(family), vlm_batch(tiny(family))
+def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny_vlm, tmp_path, family):
+    path, batch = tiny_vlm(family), vlm_batch(tiny_vlm(family))
     model = load_alone(path)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -207,5 +196,5 @@ BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
         ),
     ],
 )
-def test_a_run_starts_where_the_trainer_is_proven(checks, tiny, family, settings, errors):
-    assert [error.partition(":")[0] for error in checks.errors(tiny(family), *settings)] == errors
+def test_a_run_starts_where_the_trainer_is_proven(checks, tiny_vlm, family, settings, errors):
+    assert [error.partition(":")[0] for error in checks.errors(tiny_vlm(family), *settings)] == errors

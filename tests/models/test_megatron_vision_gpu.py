@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
 from trainer_jobs import GPU, Setting
-from trainer_ranks import Ranks
 from vision_jobs import train_on_images
 
 from areal_like.config.schema import OptimizerConfig
@@ -16,16 +15,9 @@ from areal_like.config.schema import OptimizerConfig
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
-@pytest.fixture(scope="module")
-def one_rank():
-    pool = Ranks()
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize("backend", ["megatron", "fsdp"])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_a_model_with_images_is_as_exact_as_transformers_in_bfloat16(one_rank, tmp_path, family, backend):
+def test_a_model_with_images_is_as_exact_as_transformers_in_bfloat16(ranks, tmp_path, family, backend):
     write_vlm(family, tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
     batch = vlm_batch(tmp_path)
     trained = batch.fields["loss_mask"] > 0
@@ -38,7 +30,7 @@ def test_a_model_with_images_is_as_exact_as_transformers_in_bfloat16(one_rank, t
         tmp_path, bridge="megatron-bridge", machine=GPU, backend=backend, max_tokens_per_mb=160,
         optimizer=OptimizerConfig(lr=1e-3, eps=1e-2),
     )  # fmt: skip
-    ((read, steps, weights),) = one_rank.run(train_on_images, 1, setting, batch)
+    ((read, steps, weights),) = ranks.run(train_on_images, 1, setting, batch)
     found = np.full(len(batch.tokens), np.nan)
     found[read[0]] = read[1]
     apart, of_rounding = np.abs(found[trained] - exact).mean(), np.abs(rounded - exact).mean()

@@ -26,17 +26,6 @@ FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3"]
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(family: str) -> Path:
-        path = tmp_path_factory.mktemp(family)
-        write_vlm(family, path)
-        return path
-
-    return make
-
-
 def fsdp(path: Path, d: int = 1, c: int = 1, **settings) -> Setting:
     return Setting(path, ParallelSizes(dp=d, cp=c, edp=d * c), backend="fsdp", max_tokens_per_mb=160, **settings)
 
@@ -50,11 +39,11 @@ def joined(parts, tokens: int) -> np.ndarray:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.covers("FSDP")
-def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny, family):
-    batch, model = vlm_batch(tiny(family)), load_alone(tiny(family))
+def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, family):
+    batch, model = vlm_batch(tiny_vlm(family)), load_alone(tiny_vlm(family))
     trained = batch.fields["loss_mask"] > 0
-    (seen,) = ranks.run(look, 1, fsdp(tiny(family)), batch)
-    expected = log_probs_alone(model, tiny(family), batch)
+    (seen,) = ranks.run(look, 1, fsdp(tiny_vlm(family)), batch)
+    expected = log_probs_alone(model, tiny_vlm(family), batch)
     found = joined([seen.log_probs], len(batch.tokens))
     np.testing.assert_allclose(found[trained], expected.detach().numpy()[trained], atol=TOLERANCE)
     (-expected[torch.from_numpy(trained)].mean()).backward()
@@ -64,16 +53,16 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny, famil
     for name, gradient in gradients.items():
         magnified = max(1.0, np.abs(gradient).max())
         np.testing.assert_allclose(seen.gradients[name], gradient, atol=rounding * magnified, err_msg=name)
-    original = {key: t for file in tiny(family).glob("*.safetensors") for key, t in load_file(file).items()}
+    original = {key: t for file in tiny_vlm(family).glob("*.safetensors") for key, t in load_file(file).items()}
     assert seen.weights.keys() == original.keys()
     for key, tensor in original.items():
         np.testing.assert_array_equal(seen.weights[key], tensor.numpy(), err_msg=key)
 
 
 @pytest.fixture(scope="module")
-def one(ranks, tiny):
+def one(ranks, tiny_vlm):
     """What one rank sees of each family."""
-    return cache(lambda family: ranks.run(look, 1, fsdp(tiny(family)), vlm_batch(tiny(family)))[0])
+    return cache(lambda family: ranks.run(look, 1, fsdp(tiny_vlm(family)), vlm_batch(tiny_vlm(family)))[0])
 
 
 def same(seen, expected, batch):
@@ -93,15 +82,15 @@ def same(seen, expected, batch):
         ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),
     ],
 )
-def test_every_layout_computes_what_one_rank_does(ranks, tiny, one, family, d, c, settings):
+def test_every_layout_computes_what_one_rank_does(ranks, tiny_vlm, one, family, d, c, settings):
     """Ranks may have images in part, none of them, or nothing at all."""
-    batch = vlm_batch(tiny(family))
-    same(ranks.run(look, d * c, fsdp(tiny(family), d, c, **settings), batch), one(family), batch)
+    batch = vlm_batch(tiny_vlm(family))
+    same(ranks.run(look, d * c, fsdp(tiny_vlm(family), d, c, **settings), batch), one(family), batch)
 
 
-def test_prompts_with_different_images_are_not_shared(tiny):
-    reader = ImageReader(tiny("qwen3_vl"), load_alone(tiny("qwen3_vl")).config, None)
-    batch = vlm_batch(tiny("qwen3_vl"))
+def test_prompts_with_different_images_are_not_shared(tiny_vlm):
+    reader = ImageReader(tiny_vlm("qwen3_vl"), load_alone(tiny_vlm("qwen3_vl")).config, None)
+    batch = vlm_batch(tiny_vlm("qwen3_vl"))
     first = np.split(batch.tokens, np.cumsum(batch.lengths))[
         3
     ]  # twice the same tokens: with the same images, and with another one
@@ -114,12 +103,12 @@ def test_prompts_with_different_images_are_not_shared(tiny):
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
-def test_a_frozen_tower_has_no_gradient_and_adapters_leave_it_alone(ranks, tiny, one, family):
-    batch, tower = vlm_batch(tiny(family)), ("model.visual", "model.vision_tower", "model.multi_modal_projector")
-    (seen,) = ranks.run(look, 1, fsdp(tiny(family), freeze_vision_tower=True), batch)
+def test_a_frozen_tower_has_no_gradient_and_adapters_leave_it_alone(ranks, tiny_vlm, one, family):
+    batch, tower = vlm_batch(tiny_vlm(family)), ("model.visual", "model.vision_tower", "model.multi_modal_projector")
+    (seen,) = ranks.run(look, 1, fsdp(tiny_vlm(family), freeze_vision_tower=True), batch)
     kept = {name: g for name, g in one(family).gradients.items() if not name.startswith(tower)}
     same([seen], replace(one(family), gradients=kept), batch)
-    (seen,) = ranks.run(look, 1, fsdp(tiny(family), lora=LoRA(4, 8, ("all-linear",))), batch)
+    (seen,) = ranks.run(look, 1, fsdp(tiny_vlm(family), lora=LoRA(4, 8, ("all-linear",))), batch)
     assert seen.gradients and all(name.startswith("model.language_model.layers.") for name in seen.gradients)
     same([replace(seen, gradients={})], replace(one(family), gradients={}), batch)
 
@@ -140,10 +129,10 @@ def test_an_image_token_that_a_model_sampled_is_a_word(ranks, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
-    batch = vlm_batch(tiny("qwen2_5_vl"))
-    (alone,) = ranks.run(values, 1, fsdp(tiny("qwen2_5_vl"), role="critic"), batch)
-    shared = ranks.run(values, 2, fsdp(tiny("qwen2_5_vl"), 2, role="critic"), batch)
+def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
+    batch = vlm_batch(tiny_vlm("qwen2_5_vl"))
+    (alone,) = ranks.run(values, 1, fsdp(tiny_vlm("qwen2_5_vl"), role="critic"), batch)
+    shared = ranks.run(values, 2, fsdp(tiny_vlm("qwen2_5_vl"), 2, role="critic"), batch)
     expected = joined([alone], len(batch.tokens))
     assert not np.isnan(expected[1:21]).any() and np.ptp(expected[1:21]) > 1e-3
     np.testing.assert_allclose(joined(shared, len(batch.tokens)), expected, atol=1e-5)
@@ -162,12 +151,12 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny):
         ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )
-def test_a_run_starts_where_the_model_is_proven(checks, tiny, family, settings, codes):
-    assert [error.partition(" ")[0] for error in checks.errors(tiny(family), *settings)] == codes
+def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, family, settings, codes):
+    assert [error.partition(" ")[0] for error in checks.errors(tiny_vlm(family), *settings)] == codes
 
 
-def test_a_model_whose_processor_is_missing_does_not_start(checks, tiny, tmp_path):
-    path = shutil.copytree(tiny("qwen3_vl"), tmp_path / "model")
+def test_a_model_whose_processor_is_missing_does_not_start(checks, tiny_vlm, tmp_path):
+    path = shutil.copytree(tiny_vlm("qwen3_vl"), tmp_path / "model")
     (path / "preprocessor_config.json").unlink()
     (error,) = checks.errors(path, "actor.backend=fsdp:d1")
     assert error.startswith("RUN-IMAGES-PROCESSOR actor.path") and "has no preprocessor_config.json" in error
@@ -195,8 +184,8 @@ def altered(batch: Batch, how: str) -> Batch:
         ("torn", "sequence 3 of the batch, image 1: the PNG of 200 bytes is damaged"),
     ],
 )
-def test_images_that_do_not_fit_their_tokens_are_refused(tiny, how, message):
-    path = tiny("qwen2_5_vl")
+def test_images_that_do_not_fit_their_tokens_are_refused(tiny_vlm, how, message):
+    path = tiny_vlm("qwen2_5_vl")
     reader = ImageReader(path, AutoConfig.from_pretrained(path), None)
     with pytest.raises(ImageError, match=message):
         reader.mark(altered(vlm_batch(path), how))
