@@ -20,13 +20,13 @@ def check_several_adapters(
     if not config.adapters:
         return
     if not config.actor.use_lora:
-        message = "several adapters are trained with LoRA, and actor.use_lora is false"
+        message = "several adapters need LoRA, but actor.use_lora is false"
         yield finding("RUN-SEVERAL-LORA", _KEY, message, "write actor.use_lora=true, or remove adapters")
     if not config.weight_update.adapters:
-        message = "servers with merged weights answer with one adapter; each of several needs weight_update.adapters"
+        message = "servers that receive merged weights hold one adapter; several adapters need weight_update.adapters"
         yield finding("RUN-SEVERAL-SERVED", _KEY, message, "write weight_update={adapters: true, mode: disk}")
     if plan is not None and plan.engine("actor").backend != "fsdp":
-        message = f"{plan.engine('actor').backend} trains one adapter; several need fsdp"
+        message = f"the {plan.engine('actor').backend} trainer trains one adapter; several adapters need fsdp"
         key = "actor.backend" if config.allocation_mode is None else "allocation_mode"
         help = f"use fsdp:d{plan.engine('actor').world_size} for the actor, or start a run for each adapter"
         yield finding("RUN-SEVERAL-BACKEND", key, message, help)

@@ -99,8 +99,8 @@ class ActorConfig(EngineConfig):
         None,
         ge=1,
         description=(
-            "Turns of a mini-batch, about; the turns of a training step then set the number of mini-batches, rounded up, "
-            "in place of `ppo_n_minibatches`."
+            "Approximate number of turns in a mini-batch. The number of mini-batches is then the turns of a training step "
+            "divided by it, rounded up, instead of `ppo_n_minibatches`."
         ),
     )
     ppo_epochs: int = Field(1, ge=1, description="Passes over the mini-batches of a training step; a critic makes one.")
