@@ -18,9 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from areal_like.cluster import heartbeat
 from areal_like.data.stream import PromptStream
 from areal_like.errors import WorkerError
-from areal_like.rollout import heartbeat, pool
+from areal_like.rollout import pool
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool

@@ -55,7 +55,7 @@ async def _watch_head(url: str) -> None:
 
 async def wait_for_loss(urls: Sequence[str]) -> None:
     """Return when one of the URLs has not accepted a connection for LOST_S seconds."""
-    waiting = [asyncio.ensure_future(wait_for_silence(url, LOST_S, accepts)) for url in urls]
+    waiting = [asyncio.ensure_future(wait_for_silence(url, LOST_S, accepting=True)) for url in urls]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:

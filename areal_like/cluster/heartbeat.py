@@ -8,7 +8,7 @@ files, says nothing about the other one.
 import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -28,9 +28,9 @@ async def accepts(url: str, limit_s: float) -> bool:
     return await _connects(url, limit_s, _CLOSED)
 
 
-async def wait_for_silence(url: str, limit_s: float, beat: Callable[[str, float], Awaitable[bool]] = answers) -> None:
-    """Return when every `beat` of a URL has failed for `limit_s` seconds."""
-    beat_s = limit_s / BEATS
+async def wait_for_silence(url: str, limit_s: float, *, accepting: bool = False) -> None:
+    """Return when a URL has not answered for `limit_s` seconds; with `accepting`, only an accepted connection is an answer."""
+    beat, beat_s = accepts if accepting else answers, limit_s / BEATS
     answered, missed = time.monotonic(), 0
     while missed < LEAST_BEATS or time.monotonic() - answered < limit_s:
         asked = time.monotonic()
