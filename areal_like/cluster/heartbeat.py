@@ -29,7 +29,7 @@ async def accepts(url: str, limit_s: float) -> bool:
 
 
 async def wait_for_silence(url: str, limit_s: float, *, accepting: bool = False) -> None:
-    """Return when a URL has not answered for `limit_s` seconds; with `accepting`, only an accepted connection is an answer."""
+    """Return when a URL has not answered for `limit_s` seconds; with `accepting`, refusals are not answers."""
     beat, beat_s = accepts if accepting else answers, limit_s / BEATS
     answered, missed = time.monotonic(), 0
     while missed < LEAST_BEATS or time.monotonic() - answered < limit_s:
