@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.covers("server restart", "updates: collective", "updates: disk"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
+STUCK_S = 3.0  # after which the run waits for the server's answers, or for an update of its weights
 CONTINUES_S = 15.0  # with the default of `cluster.host_timeout_s`
 # a trainer on one host, and a server on each of two others
 LAYOUT = ("actor.backend=megatron:d1", "rollout.backend=sglang:d2", "cluster.n_nodes=3")
@@ -40,6 +41,9 @@ def test_a_host_with_a_server_alone_is_lost_and_the_run_continues(tmp_path: Path
         run.wait_for_step(2)
         lost, trainer = host_of(run, "rollout-1.log", machines), host_of(run, "actor-0.log", machines)
         assert lost is not trainer
+        for process in written_by(run, "server-1.log"):
+            process.suspend()  # its requests are so brief that few losses would find one
+        time.sleep(STUCK_S)
         seen, lost_at = time.monotonic(), time.time()
         getattr(lost, how)()
         run.wait_for(lambda: "1 server continues. The failed server is restarted." in run.output)
