@@ -92,7 +92,8 @@ def _row(name: str, info: FieldInfo, section: type[Section]) -> str:
         for bound, sign in _BOUNDS.items()
         if getattr(rule, bound, None) is not None
     ]
-    meaning = " ".join([info.description or "", *_ignored(info, section)])
+    description = " ".join((info.description or "").split())  # a docstring of several lines
+    meaning = " ".join([description, *_ignored(info, section)])
     cells = (f"`{name}`", ", ".join([kinds, *bounds]), default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

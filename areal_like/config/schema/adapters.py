@@ -13,11 +13,16 @@ _ALTERNATIVES = {"reward": ("type", "function", "parts")}  # of which a section 
 class AdapterConfig(Section):
     """One of several adapters: settings that differ from the run's own."""
 
-    algorithm: str | None = Field(None, description="Its algorithm; null: `algorithm` of the run.")
-    train_dataset: dict[str, Any] = Field({}, description="Keys of `train_dataset` that differ.")
-    valid_dataset: dict[str, Any] = Field({}, description="Keys of `valid_dataset` that differ.")
-    reward: dict[str, Any] = Field({}, description="Keys of `reward` that differ.")
-    actor: dict[str, Any] = Field({}, description="Settings of the algorithm in `actor` that differ.")
+    algorithm: str | None = None
+    """Its algorithm; null: `algorithm` of the run."""
+    train_dataset: dict[str, Any] = Field({})
+    """Keys of `train_dataset` that differ."""
+    valid_dataset: dict[str, Any] = Field({})
+    """Keys of `valid_dataset` that differ."""
+    reward: dict[str, Any] = Field({})
+    """Keys of `reward` that differ."""
+    actor: dict[str, Any] = Field({})
+    """Settings of the algorithm in `actor` that differ."""
 
     def merge_into(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of a run that has this adapter alone, from those of the run."""

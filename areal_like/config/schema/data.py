@@ -34,95 +34,76 @@ def _is_file(path: str) -> bool:
 class ArithmeticConfig(Section):
     """The generated word problems of `path: arithmetic`."""
 
-    max_number: int = Field(20, ge=2, le=999, description="Largest operand.")
-    size: int = Field(8192, ge=1, le=10**7, description="Number of problems.")
-    seed: int = Field(0, ge=0, description="Seed of the generator; training and test questions never overlap.")
+    max_number: int = Field(20, ge=2, le=999)
+    """Largest operand."""
+    size: int = Field(8192, ge=1, le=10**7)
+    """Number of problems."""
+    seed: int = Field(0, ge=0)
+    """Seed of the generator; training and test questions never overlap."""
 
 
 class SourceConfig(Section):
     """Rows, and how a prompt is built from one. Reward and workflow receive all columns."""
 
-    path: Annotated[str, PATH] = Field(
-        description=(
-            "A JSONL or Parquet file, a Hugging Face dataset such as `openai/gsm8k`, `arithmetic`, or your own "
-            "object `my_data.py:rows` with `__len__` and `__getitem__`, or a function that returns one."
-        )
-    )
-    name: Annotated[str | None, _NOT_HUB] = Field(
-        None, description="Configuration of a Hugging Face dataset, such as `main`."
-    )
-    split: Annotated[str, _FILE] = Field(
-        "train", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."
-    )
-    prompt_field: str = Field(
-        "question",
-        description=(
-            "Field with the problem: text, or a list of messages (`role`, `content`). Dots reach nested fields."
-        ),
-    )
-    answer_field: str = Field(
-        "answer",
-        description=(
-            "Field with the reference answer, such as `reward_model.ground_truth`; required if the reward has a `type`."
-        ),
-    )
-    image_field: str | None = Field(
-        "images",
-        description=(
-            "Field with a row's images, for models that see them: paths (relative to the file), encoded bytes, PIL "
-            "images, or objects with `bytes` or `path`. `<image>` in the text is the place of one. null: none."
-        ),
-    )
-    system_prompt: str | None = Field(
-        None, description="System message for prompts without one; null: none. A text prompt becomes a conversation."
-    )
-    prompt_suffix: str = Field("", description="Text appended to the last message, or to a text prompt.")
-    tools: list[dict[str, Any]] = Field(
-        [], description="Tools for the chat template, as JSON schemas in OpenAI's format."
-    )
-    tools_field: str | None = Field(None, description="Field with a row's own tools, instead of `tools`; null: none.")
-    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field(
-        {}, description="Variables of the chat template, such as `enable_thinking: false`."
-    )
-    arithmetic: Annotated[ArithmeticConfig, _NOT_ARITHMETIC] = Field(
-        ArithmeticConfig(), description="Settings of `path: arithmetic`."
-    )
+    path: Annotated[str, PATH]
+    """A JSONL or Parquet file, a Hugging Face dataset such as `openai/gsm8k`, `arithmetic`, or your own object
+    `my_data.py:rows` with `__len__` and `__getitem__`, or a function that returns one."""
+    name: Annotated[str | None, _NOT_HUB] = None
+    """Configuration of a Hugging Face dataset, such as `main`."""
+    split: Annotated[str, _FILE] = "train"
+    """Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."""
+    prompt_field: str = "question"
+    """Field with the problem: text, or a list of messages (`role`, `content`). Dots reach nested fields."""
+    answer_field: str = "answer"
+    """Field with the reference answer, such as `reward_model.ground_truth`; required if the reward has a `type`."""
+    image_field: str | None = "images"
+    """Field with a row's images, for models that see them: paths (relative to the file), encoded bytes, PIL images, or
+    objects with `bytes` or `path`. `<image>` in the text is the place of one. null: none."""
+    system_prompt: str | None = None
+    """System message for prompts without one; null: none. A text prompt becomes a conversation."""
+    prompt_suffix: str = ""
+    """Text appended to the last message, or to a text prompt."""
+    tools: list[dict[str, Any]] = Field([])
+    """Tools for the chat template, as JSON schemas in OpenAI's format."""
+    tools_field: str | None = None
+    """Field with a row's own tools, instead of `tools`; null: none."""
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field({})
+    """Variables of the chat template, such as `enable_thinking: false`."""
+    arithmetic: Annotated[ArithmeticConfig, _NOT_ARITHMETIC] = ArithmeticConfig()
+    """Settings of `path: arithmetic`."""
 
 
 class DatasetConfig(SourceConfig):
     """Source of prompts and their maximum length."""
 
-    max_prompt_length: int = Field(1024, ge=1, description="Maximum prompt length in tokens.")
-    overlong_prompts: Literal["refuse", "drop", "truncate"] = Field(
-        "refuse",
-        description=(
-            "What happens to longer prompts. `refuse`: the run does not start; `drop`: their rows are skipped; "
-            "`truncate`: their last `max_prompt_length` tokens are kept. A warning reports how many."
-        ),
-    )
+    max_prompt_length: int = Field(1024, ge=1)
+    """Maximum prompt length in tokens."""
+    overlong_prompts: Literal["refuse", "drop", "truncate"] = "refuse"
+    """What happens to longer prompts. `refuse`: the run does not start; `drop`: their rows are skipped; `truncate`:
+    their last `max_prompt_length` tokens are kept. A warning reports how many."""
 
 
 class MixtureConfig(SourceConfig):
     """One more set of prompts."""
 
-    weight: float = Field(1.0, gt=0, description="Share of the prompts, relative to the other weights.")
+    weight: float = Field(1.0, gt=0)
+    """Share of the prompts, relative to the other weights."""
 
 
 class TrainDatasetConfig(DatasetConfig):
     """Training prompts."""
 
-    batch_size: int = Field(64, ge=1, description="Prompts per training step; each yields `gconfig.n_samples` samples.")
-    shuffle: bool = Field(True, description="Visit the prompts in a new seeded order in every epoch.")
-    mixture: dict[str, MixtureConfig] = Field(
-        {}, description="More sets by name, sampled together with `path` by `weight`."
-    )
-    weight: Annotated[float, _ONE_SET] = Field(
-        1.0, gt=0, description="Share of the prompts of `path`, relative to those of `mixture`."
-    )
+    batch_size: int = Field(64, ge=1)
+    """Prompts per training step; each yields `gconfig.n_samples` samples."""
+    shuffle: bool = True
+    """Visit the prompts in a new seeded order in every epoch."""
+    mixture: dict[str, MixtureConfig] = Field({})
+    """More sets by name, sampled together with `path` by `weight`."""
+    weight: Annotated[float, _ONE_SET] = Field(1.0, gt=0)
+    """Share of the prompts of `path`, relative to those of `mixture`."""
 
-    curriculum: CurriculumConfig | None = Field(
-        None, description="Preference for prompts of a middle success rate; null: none."
-    )
+    curriculum: CurriculumConfig | None = None
+    """Preference for prompts of a middle success rate; null: none."""
 
     @property
     def weights(self) -> dict[str, float] | None:
@@ -134,52 +115,42 @@ class TrainDatasetConfig(DatasetConfig):
 class ValidDatasetConfig(DatasetConfig):
     """Evaluation prompts."""
 
-    split: Annotated[str, _FILE] = Field(
-        "test", description="Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."
-    )
-    max_samples: int | None = Field(None, ge=1, description="Number of prompts, from the first one; null: all.")
-    workflow: str | None = Field(
-        None,
-        description=(
-            "Workflow for this set, named as in `workflow`; `single_turn`: the built-in one; null: the run's."
-        ),
-    )
+    split: Annotated[str, _FILE] = "test"
+    """Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."""
+    max_samples: int | None = Field(None, ge=1)
+    """Number of prompts, from the first one; null: all."""
+    workflow: str | None = None
+    """Workflow for this set, named as in `workflow`; `single_turn`: the built-in one; null: the run's."""
 
 
 class EvaluationConfig(ValidDatasetConfig):
     """One more set of evaluation prompts; null means the evaluator's value."""
 
-    n_samples: int | None = Field(None, ge=1, description="Responses per prompt; null: `evaluator.n_samples`.")
-    temperature: Annotated[float | None, TEMPERATURE] = Field(
-        None, ge=0, description="Softmax temperature, 0 is greedy; null: `evaluator.temperature`."
-    )
-    max_new_tokens: int | None = Field(
-        None, ge=1, description="Maximum response length in tokens; null: `evaluator.max_new_tokens`."
-    )
+    n_samples: int | None = Field(None, ge=1)
+    """Responses per prompt; null: `evaluator.n_samples`."""
+    temperature: Annotated[float | None, TEMPERATURE] = Field(None, ge=0)
+    """Softmax temperature, 0 is greedy; null: `evaluator.temperature`."""
+    max_new_tokens: int | None = Field(None, ge=1)
+    """Maximum response length in tokens; null: `evaluator.max_new_tokens`."""
 
 
 class EvaluatorConfig(Section):
     """Evaluation: when and how prompts are answered; `valid_dataset` is one set, `datasets` adds more."""
 
-    freq_steps: int | None = Field(None, ge=1, description="Training steps between two evaluations; null: none.")
-    n_samples: Annotated[int, _NOT_EVALUATED] = Field(
-        1, ge=1, description="Responses per prompt: the n of mean@n and the largest k of pass@k."
-    )
-    temperature: Annotated[float, TEMPERATURE, _NOT_EVALUATED] = Field(
-        0.0, ge=0, description="Softmax temperature in evaluations; 0 is greedy."
-    )
-    max_new_tokens: Annotated[int | None, _NOT_EVALUATED] = Field(
-        None, ge=1, description="Maximum response length in tokens; null: `gconfig.max_new_tokens`."
-    )
-    pass_reward: Annotated[float, _NOT_EVALUATED] = Field(
-        1.0, description="Minimum reward with which a response passes (pass@k)."
-    )
-    at_start: bool = Field(True, description="Evaluate before the first training step.")
-    at_end: bool = Field(True, description="Evaluate after the last training step.")
-    datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field(
-        {},
-        description=(
-            "More sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and `max_new_tokens` "
-            "where they differ."
-        ),
-    )
+    freq_steps: int | None = Field(None, ge=1)
+    """Training steps between two evaluations; null: none."""
+    n_samples: Annotated[int, _NOT_EVALUATED] = Field(1, ge=1)
+    """Responses per prompt: the n of mean@n and the largest k of pass@k."""
+    temperature: Annotated[float, TEMPERATURE, _NOT_EVALUATED] = Field(0.0, ge=0)
+    """Softmax temperature in evaluations; 0 is greedy."""
+    max_new_tokens: Annotated[int | None, _NOT_EVALUATED] = Field(None, ge=1)
+    """Maximum response length in tokens; null: `gconfig.max_new_tokens`."""
+    pass_reward: Annotated[float, _NOT_EVALUATED] = 1.0
+    """Minimum reward with which a response passes (pass@k)."""
+    at_start: bool = True
+    """Evaluate before the first training step."""
+    at_end: bool = True
+    """Evaluate after the last training step."""
+    datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field({})
+    """More sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and `max_new_tokens` where they
+    differ."""

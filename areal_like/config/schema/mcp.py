@@ -10,13 +10,16 @@ from areal_like.config.schema.section import Section
 class McpServerConfig(Section):
     """An MCP server: a program that speaks over its standard input and output, or a URL."""
 
-    command: str | None = Field(None, min_length=1, description="Program that each event loop of a worker starts.")
-    args: list[str] = Field([], description="Arguments of the program.")
-    env: dict[str, str] = Field(
-        {}, description="Environment variables of the program, in addition to PATH, HOME and similar."
-    )
-    url: str | None = Field(None, min_length=1, description="URL of a running server (Streamable HTTP).")
-    timeout_s: float = Field(60.0, gt=0, description="Maximum seconds of the start, and of a call of a tool.")
+    command: str | None = Field(None, min_length=1)
+    """Program that each event loop of a worker starts."""
+    args: list[str] = Field([])
+    """Arguments of the program."""
+    env: dict[str, str] = Field({})
+    """Environment variables of the program, in addition to PATH, HOME and similar."""
+    url: str | None = Field(None, min_length=1)
+    """URL of a running server (Streamable HTTP)."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Maximum seconds of the start, and of a call of a tool."""
 
     @model_validator(mode="after")
     def _has_one_way(self) -> Self:

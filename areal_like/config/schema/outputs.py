@@ -16,123 +16,96 @@ _TAKING_TURNS = Ignored(
 class SaverConfig(Section):
     """Hugging Face checkpoints; the last one is always written."""
 
-    freq_steps: int | None = Field(
-        None, ge=1, description="Training steps between two checkpoints; null: only the last one."
-    )
-    merge_lora: Annotated[bool, ignored_if("actor.use_lora", False)] = Field(
-        False, description="Write the merged model beside the adapters (`actor.use_lora`)."
-    )
+    freq_steps: int | None = Field(None, ge=1)
+    """Training steps between two checkpoints; null: only the last one."""
+    merge_lora: Annotated[bool, ignored_if("actor.use_lora", False)] = False
+    """Write the merged model beside the adapters (`actor.use_lora`)."""
 
 
 class WandBConfig(Section):
     """Weights & Biases; WANDB_API_KEY and WANDB_BASE_URL are read from the environment."""
 
-    mode: Literal["disabled", "offline", "online"] = Field(
-        "disabled",
-        description="`offline`: write to the run's directory, for `wandb sync`; `online`: send to the server.",
-    )
-    project: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
-        None, description="Project; null: `experiment_name`."
-    )
-    entity: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
-        None, description="User or team; null: wandb's default."
-    )
-    group: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = Field(
-        None, description="Group of runs; null: none."
-    )
+    mode: Literal["disabled", "offline", "online"] = "disabled"
+    """`offline`: write to the run's directory, for `wandb sync`; `online`: send to the server."""
+    project: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = None
+    """Project; null: `experiment_name`."""
+    entity: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = None
+    """User or team; null: wandb's default."""
+    group: Annotated[str | None, ignored_if("stats_logger.wandb.mode", "disabled")] = None
+    """Group of runs; null: none."""
 
 
 class SwanLabConfig(Section):
     """SwanLab."""
 
-    mode: Literal["disabled", "local", "offline", "cloud"] = Field(
-        "disabled",
-        description="`local`, `offline`: write to the run's directory, to view or send later; `cloud`: send.",
-    )
-    project: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = Field(
-        None, description="Project; null: `experiment_name`."
-    )
-    workspace: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = Field(
-        None, description="Workspace; null: swanlab's default."
-    )
+    mode: Literal["disabled", "local", "offline", "cloud"] = "disabled"
+    """`local`, `offline`: write to the run's directory, to view or send later; `cloud`: send."""
+    project: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = None
+    """Project; null: `experiment_name`."""
+    workspace: Annotated[str | None, ignored_if("stats_logger.swanlab.mode", "disabled")] = None
+    """Workspace; null: swanlab's default."""
 
 
 class MLflowConfig(Section):
     """MLflow."""
 
-    tracking_uri: str | None = Field(
-        None,
-        description=(
-            "Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: MLflow is off."
-        ),
-    )
-    experiment_name: Annotated[str | None, ignored_if("stats_logger.mlflow.tracking_uri", None)] = Field(
-        None, description="Experiment; null: the run's `experiment_name`."
-    )
+    tracking_uri: str | None = None
+    """Server or database, such as `http://localhost:5000` or `sqlite:///mlflow.db`; null: MLflow is off."""
+    experiment_name: Annotated[str | None, ignored_if("stats_logger.mlflow.tracking_uri", None)] = None
+    """Experiment; null: the run's `experiment_name`."""
 
 
 class RecoverConfig(Section):
     """Checkpoints from which the same command resumes an interrupted run."""
 
-    mode: Literal["off", "auto", "fault"] = Field(
-        "off",
-        description="`off`: no checkpoints; the directory of a run is never reused. `auto`: the same command resumes a run, "
-        "whatever ended it. `fault`: it resumes only after a failure, not after the last step or Ctrl-C.",
-    )
-    freq_steps: Annotated[int | None, ignored_if("recover.mode", "off")] = Field(
-        None, ge=1, description="Training steps between two recovery checkpoints; null: not by steps."
-    )
-    freq_secs: Annotated[float | None, ignored_if("recover.mode", "off")] = Field(
-        600.0,
-        gt=0,
-        description="Seconds between two recovery checkpoints; null: not by time. The last step always has one.",
-    )
-    keep: Annotated[int, ignored_if("recover.mode", "off")] = Field(
-        2, ge=1, description="Number of recovery checkpoints to keep."
-    )
-    timeout_s: Annotated[float, ignored_if("recover.mode", "off")] = Field(
-        1800.0, gt=0, description="Maximum seconds of writing one recovery checkpoint; a longer write ends the run."
-    )
-    restart: Annotated[bool, ignored_if("recover.mode", "off")] = Field(
-        False,
-        description="Start at step 0 if the run has steps but no complete checkpoint; false: that is an error. The "
-        "journal and incomplete checkpoints are put aside; a complete checkpoint is always resumed.",
-    )
-    restarts_per_hour: Annotated[int, ignored_if("recover.mode", "off"), _TAKING_TURNS] = Field(
-        3,
-        ge=0,
-        description="Maximum restarts per hour of a trainer that lost a rank or a host: it continues from the last "
-        "checkpoint while the servers keep running. The next loss ends the run; 0: the first one does.",
-    )
+    mode: Literal["off", "auto", "fault"] = "off"
+    """`off`: no checkpoints; the directory of a run is never reused. `auto`: the same command resumes a run, whatever
+    ended it. `fault`: it resumes only after a failure, not after the last step or Ctrl-C."""
+    freq_steps: Annotated[int | None, ignored_if("recover.mode", "off")] = Field(None, ge=1)
+    """Training steps between two recovery checkpoints; null: not by steps."""
+    freq_secs: Annotated[float | None, ignored_if("recover.mode", "off")] = Field(600.0, gt=0)
+    """Seconds between two recovery checkpoints; null: not by time. The last step always has one."""
+    keep: Annotated[int, ignored_if("recover.mode", "off")] = Field(2, ge=1)
+    """Number of recovery checkpoints to keep."""
+    timeout_s: Annotated[float, ignored_if("recover.mode", "off")] = Field(1800.0, gt=0)
+    """Maximum seconds of writing one recovery checkpoint; a longer write ends the run."""
+    restart: Annotated[bool, ignored_if("recover.mode", "off")] = False
+    """Start at step 0 if the run has steps but no complete checkpoint; false: that is an error. The journal and
+    incomplete checkpoints are put aside; a complete checkpoint is always resumed."""
+    restarts_per_hour: Annotated[int, ignored_if("recover.mode", "off"), _TAKING_TURNS] = Field(3, ge=0)
+    """Maximum restarts per hour of a trainer that lost a rank or a host: it continues from the last checkpoint while
+    the servers keep running. The next loss ends the run; 0: the first one does."""
     layouts: Annotated[
         list[str],
         ignored_if("recover.mode", "off"),
         ignored_if("recover.restarts_per_hour", 0),
         ignored_if("scheduler.type", "local"),
         _TAKING_TURNS,
-    ] = Field(
-        [],
-        description="Smaller layouts in which a trainer that lost a host restarts on its remaining ones, in order of "
-        "preference: values of `actor.backend`, or of `allocation_mode` where that is set. Without one that fits, the "
-        "trainer waits for hosts.",
-    )
+    ] = Field([])
+    """Smaller layouts in which a trainer that lost a host restarts on its remaining ones, in order of preference:
+    values of `actor.backend`, or of `allocation_mode` where that is set. Without one that fits, the trainer waits for
+    hosts."""
 
 
 class StatsLoggerConfig(Section):
     """Destinations of the metrics of each step."""
 
-    wandb: WandBConfig = Field(WandBConfig(), description="Weights & Biases.")
-    swanlab: SwanLabConfig = Field(SwanLabConfig(), description="SwanLab.")
-    mlflow: MLflowConfig = Field(MLflowConfig(), description="MLflow.")
-    tensorboard: bool = Field(True, description="Write TensorBoard events to the run's directory.")
-    console: bool = Field(True, description="Print progress and a table of steps.")
+    wandb: WandBConfig = WandBConfig()
+    """Weights & Biases."""
+    swanlab: SwanLabConfig = SwanLabConfig()
+    """SwanLab."""
+    mlflow: MLflowConfig = MLflowConfig()
+    """MLflow."""
+    tensorboard: bool = True
+    """Write TensorBoard events to the run's directory."""
+    console: bool = True
+    """Print progress and a table of steps."""
     console_samples: Annotated[
         int, ignored_if("stats_logger.samples", 0), ignored_if("stats_logger.console", False)
-    ] = Field(2, ge=0, description="Responses to print at each evaluation, from worst to best.")
-    samples: int | None = Field(
-        256,
-        ge=0,
-        description="Samples per step and evaluation to keep in `samples/`, of at most 200 steps and evaluations of a set: "
-        "every other older one is removed; null: everything is kept.",
-    )
-    report: bool = Field(True, description="Keep `report.html` in the run's directory up to date.")
+    ] = Field(2, ge=0)
+    """Responses to print at each evaluation, from worst to best."""
+    samples: int | None = Field(256, ge=0)
+    """Samples per step and evaluation to keep in `samples/`, of at most 200 steps and evaluations of a set: every other
+    older one is removed; null: everything is kept."""
+    report: bool = True
+    """Keep `report.html` in the run's directory up to date."""

@@ -20,75 +20,52 @@ _FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not N
 class JudgeConfig(Section):
     """Judge of a response: your own function, a shipped verifier, the reward model, or a language model."""
 
-    type: Annotated[Literal["gsm8k", "model", "judge"], _PARTS, _FUNCTION] = Field(
-        "gsm8k",
-        description=(
-            "`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`. `judge`:"
-            " the score in the answer of `reward.judge`."
-        ),
-    )
-    function: Annotated[str | None, _PARTS] = Field(
-        None,
-        description=(
-            "Your own function, `my_rewards.py:score` or `package.module:score`, with parameters (response, row)."
-        ),
-    )
+    type: Annotated[Literal["gsm8k", "model", "judge"], _PARTS, _FUNCTION] = "gsm8k"
+    """`gsm8k`: 1 if the final answer equals the reference, else 0. `model`: the score of `reward.model`. `judge`: the
+    score in the answer of `reward.judge`."""
+    function: Annotated[str | None, _PARTS] = None
+    """Your own function, `my_rewards.py:score` or `package.module:score`, with parameters (response, row)."""
 
 
 class RewardPartConfig(JudgeConfig):
     """One of several rewards."""
 
-    weight: float = Field(1.0, description="Weight of this part in the sum.")
+    weight: float = 1.0
+    """Weight of this part in the sum."""
 
 
 class RewardModelConfig(Section):
     """A reward model: a Hugging Face sequence classifier with one label, on SGLang servers of its own."""
 
-    path: Annotated[str, PATH] = Field(description="Classifier: a directory or a name on the hub.")
-    backend: str | None = Field(
-        None, description="Layout of its servers, such as `sglang:d2`; null: `reward` in `allocation_mode`."
-    )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
-        None, description="Data type of weights and activations; null: the actor's."
-    )
-    timeout_s: float = Field(
-        300.0, gt=0, description="Maximum seconds to score one response; a slower one has no reward."
-    )
+    path: Annotated[str, PATH]
+    """Classifier: a directory or a name on the hub."""
+    backend: str | None = None
+    """Layout of its servers, such as `sglang:d2`; null: `reward` in `allocation_mode`."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Data type of weights and activations; null: the actor's."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Maximum seconds to score one response; a slower one has no reward."""
 
 
 class RewardConfig(JudgeConfig):
     """Scoring of responses."""
 
-    parts: dict[str, RewardPartConfig] = Field(
-        {},
-        description=(
-            "Several rewards by name, instead of `type` and `function`: each has one of these and a `weight`; the"
-            " reward is the weighted sum."
-        ),
-    )
-    model: RewardModelConfig | None = Field(None, description="Model for `type: model`.")
-    judge: ChatJudgeConfig | None = Field(None, description="Language model for `type: judge`.")
-    timeout_s: Annotated[float, _ONLY_MODELS] = Field(
-        10.0, gt=0, description="Maximum seconds to score one response; a slower one has no reward."
-    )
-    workers: Annotated[int | None, _ONLY_MODELS] = Field(
-        None, ge=1, le=256, description="Reward worker processes; null: one per core."
-    )
-    memory_mb: Annotated[int | None, _ONLY_MODELS] = Field(
-        8192,
-        ge=64,
-        description=(
-            "Maximum memory of a reward worker and its children in MiB; a response that needs more has no reward."
-            " null: no limit."
-        ),
-    )
-    max_missing_batches: int = Field(
-        3,
-        ge=0,
-        description=(
-            "Maximum consecutive batches that are skipped because no response has a reward; the next one ends the run."
-        ),
-    )
+    parts: dict[str, RewardPartConfig] = Field({})
+    """Several rewards by name, instead of `type` and `function`: each has one of these and a `weight`; the reward is
+    the weighted sum."""
+    model: RewardModelConfig | None = None
+    """Model for `type: model`."""
+    judge: ChatJudgeConfig | None = None
+    """Language model for `type: judge`."""
+    timeout_s: Annotated[float, _ONLY_MODELS] = Field(10.0, gt=0)
+    """Maximum seconds to score one response; a slower one has no reward."""
+    workers: Annotated[int | None, _ONLY_MODELS] = Field(None, ge=1, le=256)
+    """Reward worker processes; null: one per core."""
+    memory_mb: Annotated[int | None, _ONLY_MODELS] = Field(8192, ge=64)
+    """Maximum memory of a reward worker and its children in MiB; a response that needs more has no reward. null: no
+    limit."""
+    max_missing_batches: int = Field(3, ge=0)
+    """Maximum consecutive batches that are skipped because no response has a reward; the next one ends the run."""
 
     @property
     def judges(self) -> Mapping[str, JudgeConfig]:

@@ -41,67 +41,71 @@ _NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at:
 class RunConfig(Section):
     """One run of asynchronous reinforcement learning."""
 
-    experiment_name: Annotated[str, NAME] = Field(
-        pattern=r"^\w[\w.-]*$", description="First part of the run's directory."
-    )
-    trial_name: Annotated[str, NAME] = Field(
-        "",
-        pattern=r"^(\w[\w.-]*)?$",
-        description="Second part of the run's directory; empty: the start time.",
-    )
-    seed: int = Field(1, ge=0, lt=2**32, description="Seed of weights, data order and sampling.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: CUDA if this host has a GPU, else CPU.")
-    allocation_mode: str | None = Field(
-        None, description="Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."
-    )
-    total_train_epochs: int = Field(1, ge=1, description="Passes over the training prompts.")
-    total_train_steps: int | None = Field(None, ge=1, description="Maximum training steps; null: no limit.")
-    algorithm: str = Field(
-        "grpo",
-        description=(
-            "`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `cpgd`, `gmpo`, `sapo`, `topr`, `turn_reinforce`, `gigpo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`,"
-            " or your own function: `my_file.py:make` or `package.module:make` (see [algorithms](algorithms.md))."
-        ),
-    )
-    tokenizer_path: Annotated[str | None, PATH] = Field(
-        None, description="Tokenizer in Hugging Face form; null: the model's own."
-    )
+    experiment_name: Annotated[str, NAME] = Field(pattern=r"^\w[\w.-]*$")
+    """First part of the run's directory."""
+    trial_name: Annotated[str, NAME] = Field("", pattern=r"^(\w[\w.-]*)?$")
+    """Second part of the run's directory; empty: the start time."""
+    seed: int = Field(1, ge=0, lt=2**32)
+    """Seed of weights, data order and sampling."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto`: CUDA if this host has a GPU, else CPU."""
+    allocation_mode: str | None = None
+    """Layout of the whole run, such as `sglang:d1|megatron:d1`; null: each role's `backend`."""
+    total_train_epochs: int = Field(1, ge=1)
+    """Passes over the training prompts."""
+    total_train_steps: int | None = Field(None, ge=1)
+    """Maximum training steps; null: no limit."""
+    algorithm: str = "grpo"
+    """`grpo`, `dr_grpo`, `dapo`, `rloo`, `reinforce_pp`, `gspo`, `cispo`, `cpgd`, `gmpo`, `sapo`, `topr`,
+    `turn_reinforce`, `gigpo`, `ppo`, `distill`, `single_rollout`, `dpo`, `sft`, or your own function: `my_file.py:make`
+    or `package.module:make` (see [algorithms](algorithms.md))."""
+    tokenizer_path: Annotated[str | None, PATH] = None
+    """Tokenizer in Hugging Face form; null: the model's own."""
 
-    cluster: ClusterConfig = Field(ClusterConfig(), description="Machines.")
-    scheduler: SchedulerConfig = Field(SchedulerConfig(), description="Ray cluster.")
-    train_dataset: TrainDatasetConfig = Field(description="Training prompts.")
-    valid_dataset: ValidDatasetConfig | None = Field(None, description="Evaluation prompts.")
-    gconfig: GenerationConfig = Field(GenerationConfig(), description="Sampling.")
-    reward: RewardConfig = Field(RewardConfig(), description="Scoring.")
-    workflow: str | None = Field(
-        None,
-        description=(
-            "Your own workflow, `my_workflow.py:run` or `package.module:run`, with parameters (row, client) or "
-            "(prompt, n, rollout); null: one prompt, n samples, one reward each."
-        ),
-    )
-    episode: Annotated[EpisodeConfig, _NO_WORKFLOW] = Field(
-        EpisodeConfig(), description="Limits of an episode of `workflow`."
-    )
-    actor: ActorConfig = Field(description="Trainer.")
-    adapters: Adapters = Field(
-        {},
-        description=(
-            "Several adapters of one base (`actor.use_lora`), by name, each trained on its own data; `{}`: one adapter (see "
-            "[several adapters](lora.md#several-adapters))."
-        ),
-    )
-    ref: ReferenceConfig | None = Field(None, description="Reference model; null: none.")
-    critic: CriticConfig | None = Field(None, description="Critic; null: none.")
-    teacher: TeacherConfig | None = Field(None, description="Teacher of distillation; null: none.")
-    rollout: RolloutConfig = Field(RolloutConfig(), description="Rollout.")
-    sglang: SGLangConfig = Field(SGLangConfig(), description="Servers.")
-    weight_update: WeightUpdateConfig = Field(WeightUpdateConfig(), description="Weight transport.")
-    warm_start: WarmStartConfig | None = Field(None, description="Supervised training first; null: none.")
-    evaluator: EvaluatorConfig = Field(EvaluatorConfig(), description="Evaluation.")
-    saver: SaverConfig = Field(SaverConfig(), description="Checkpoints.")
-    recover: RecoverConfig = Field(RecoverConfig(), description="Resuming an interrupted run.")
-    stats_logger: StatsLoggerConfig = Field(StatsLoggerConfig(), description="Logging.")
+    cluster: ClusterConfig = ClusterConfig()
+    """Machines."""
+    scheduler: SchedulerConfig = SchedulerConfig()
+    """Ray cluster."""
+    train_dataset: TrainDatasetConfig
+    """Training prompts."""
+    valid_dataset: ValidDatasetConfig | None = None
+    """Evaluation prompts."""
+    gconfig: GenerationConfig = GenerationConfig()
+    """Sampling."""
+    reward: RewardConfig = RewardConfig()
+    """Scoring."""
+    workflow: str | None = None
+    """Your own workflow, `my_workflow.py:run` or `package.module:run`, with parameters (row, client) or (prompt, n,
+    rollout); null: one prompt, n samples, one reward each."""
+    episode: Annotated[EpisodeConfig, _NO_WORKFLOW] = EpisodeConfig()
+    """Limits of an episode of `workflow`."""
+    actor: ActorConfig
+    """Trainer."""
+    adapters: Adapters = Field({})
+    """Several adapters of one base (`actor.use_lora`), by name, each trained on its own data; `{}`: one adapter (see
+    [several adapters](lora.md#several-adapters))."""
+    ref: ReferenceConfig | None = None
+    """Reference model; null: none."""
+    critic: CriticConfig | None = None
+    """Critic; null: none."""
+    teacher: TeacherConfig | None = None
+    """Teacher of distillation; null: none."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Rollout."""
+    sglang: SGLangConfig = SGLangConfig()
+    """Servers."""
+    weight_update: WeightUpdateConfig = WeightUpdateConfig()
+    """Weight transport."""
+    warm_start: WarmStartConfig | None = None
+    """Supervised training first; null: none."""
+    evaluator: EvaluatorConfig = EvaluatorConfig()
+    """Evaluation."""
+    saver: SaverConfig = SaverConfig()
+    """Checkpoints."""
+    recover: RecoverConfig = RecoverConfig()
+    """Resuming an interrupted run."""
+    stats_logger: StatsLoggerConfig = StatsLoggerConfig()
+    """Logging."""
 
     @cached_property
     def adapted(self) -> Mapping[str, "RunConfig"]:

@@ -9,9 +9,14 @@ LEAST_TEMPERATURE = 1e-6  # below this SGLang is greedy, and gives the log-probs
 
 
 class Section(BaseModel):
-    """One node of the tree: immutable, unknown keys refused, no silent conversion between types, numbers finite."""
+    """One node of the tree: immutable, unknown keys refused, no silent conversion between types, numbers finite.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    The docstring below a key is its description.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def _path(path: str | None) -> str | None:

@@ -16,76 +16,40 @@ _NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == 
 class TeacherConfig(Section):
     """A model that returns the log-prob of each token that the policy sampled."""
 
-    path: Annotated[str | None, PATH] = Field(
-        None,
-        description="Model with the policy's tokenizer: a directory or a name on the hub; null: the one at `url`.",
-    )
-    from_policy: bool = Field(
-        False,
-        description=(
-            "Self-distillation: the teacher is the policy with its current weights, on the policy's own servers, and"
-            " reads `hint_field` beside the prompt."
-        ),
-    )
-    backend: Annotated[str | None, _ELSEWHERE] = Field(
-        None, description="Layout of its servers, such as `sglang:d2`; null: `teacher` in `allocation_mode`."
-    )
-    dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = Field(
-        None, description="Data type of weights and activations; null: the actor's."
-    )
-    update_every_steps: Annotated[int | None, _ELSEWHERE] = Field(
-        None,
-        ge=1,
-        description=(
-            "Training steps between updates of the teacher at `path` to the weights of `follows`; null: the teacher is"
-            " fixed."
-        ),
-    )
-    follows: Annotated[Literal["actor", "ref"], _ELSEWHERE, _FIXED] = Field(
-        "actor",
-        description=(
-            "Model whose weights the teacher takes: the policy, or the reference, which is an average of the policy with"
-            " `ref.ema_decay`."
-        ),
-    )
-    url: str | None = Field(
-        None,
-        pattern=r"^https?://[^/]+(/.*)?$",
-        description="Running server to use instead, such as `http://teacher:30000`; it scores at temperature 1.",
-    )
-    api: Annotated[Literal["sglang", "openai"], _OWN_SERVERS] = Field(
-        "sglang",
-        description=(
-            "Interface at `url`: SGLang's own, or OpenAI's completions of token ids, which are echoed with log-probs, as"
-            " vLLM serves them."
-        ),
-    )
-    model: Annotated[str | None, _OWN_SERVERS, _NOT_OPENAI] = Field(
-        None, description="Name of the model in requests of `api: openai`."
-    )
-    token_variable: Annotated[str | None, _OWN_SERVERS] = Field(
-        None, pattern=r"^\w+$", description="Environment variable with the access token for `url`; null: none."
-    )
-    top_k: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description=(
-            "Likeliest ids of the teacher at each place that the policy learns, by the forward KL divergence; null: the"
-            " log-prob of the sampled token alone, as an advantage."
-        ),
-    )
-    hint_field: str | None = Field(
-        None,
-        description=(
-            "Column with text that only the teacher reads: a paragraph at the end of its last user message, such as a"
-            " reference solution."
-        ),
-    )
-    requests: int = Field(64, ge=1, description="Maximum requests at a time.")
-    timeout_s: float = Field(
-        300.0, gt=0, description="Maximum seconds to score one response; a slower one is not trained."
-    )
+    path: Annotated[str | None, PATH] = None
+    """Model with the policy's tokenizer: a directory or a name on the hub; null: the one at `url`."""
+    from_policy: bool = False
+    """Self-distillation: the teacher is the policy with its current weights, on the policy's own servers, and reads
+    `hint_field` beside the prompt."""
+    backend: Annotated[str | None, _ELSEWHERE] = None
+    """Layout of its servers, such as `sglang:d2`; null: `teacher` in `allocation_mode`."""
+    dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = None
+    """Data type of weights and activations; null: the actor's."""
+    update_every_steps: Annotated[int | None, _ELSEWHERE] = Field(None, ge=1)
+    """Training steps between updates of the teacher at `path` to the weights of `follows`; null: the teacher is
+    fixed."""
+    follows: Annotated[Literal["actor", "ref"], _ELSEWHERE, _FIXED] = "actor"
+    """Model whose weights the teacher takes: the policy, or the reference, which is an average of the policy with
+    `ref.ema_decay`."""
+    url: str | None = Field(None, pattern=r"^https?://[^/]+(/.*)?$")
+    """Running server to use instead, such as `http://teacher:30000`; it scores at temperature 1."""
+    api: Annotated[Literal["sglang", "openai"], _OWN_SERVERS] = "sglang"
+    """Interface at `url`: SGLang's own, or OpenAI's completions of token ids, which are echoed with log-probs, as vLLM
+    serves them."""
+    model: Annotated[str | None, _OWN_SERVERS, _NOT_OPENAI] = None
+    """Name of the model in requests of `api: openai`."""
+    token_variable: Annotated[str | None, _OWN_SERVERS] = Field(None, pattern=r"^\w+$")
+    """Environment variable with the access token for `url`; null: none."""
+    top_k: int | None = Field(None, ge=1, le=1024)
+    """Likeliest ids of the teacher at each place that the policy learns, by the forward KL divergence; null: the
+    log-prob of the sampled token alone, as an advantage."""
+    hint_field: str | None = None
+    """Column with text that only the teacher reads: a paragraph at the end of its last user message, such as a
+    reference solution."""
+    requests: int = Field(64, ge=1)
+    """Maximum requests at a time."""
+    timeout_s: float = Field(300.0, gt=0)
+    """Maximum seconds to score one response; a slower one is not trained."""
 
     @property
     def is_served(self) -> bool:
