@@ -21,7 +21,8 @@ HEAD = """\
 Generated from `areal_like/config/schema/` by `python docs/generate/configuration.py`; do not edit.
 
 A key is written `section.key`, and on the command line `section.key=value` after the options. `null` unsets an optional key. A key
-that is set but ignored is reported as a warning. [run.md](run.md) describes how the sections work together.
+that is set but ignored is reported as a warning. [run.md](run.md) describes how the sections work together. Keys that have the same
+type, default and meaning in several sections are described in the first of them.
 """
 MOST_USED = (
     "actor.path",
@@ -42,7 +43,7 @@ _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def page() -> str:
     """Return the page as Markdown."""
-    chapters = "".join(_chapters(RunConfig, ""))
+    chapters = "".join(_chapters(RunConfig, "", {}))
     names = [line.removeprefix("## ") for line in chapters.splitlines() if line.startswith("## ")]
     contents = " · ".join(f"[{name.strip('`')}](#{_anchor(name)})" for name in names)
     return f"{HEAD}\nSections: {contents}\n{_most_used()}{chapters}"
@@ -65,22 +66,39 @@ def _anchor(title: str) -> str:
     return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
 
 
-def _chapters(section: type[Section], key: str, may_be_null: bool = False, ignored: str = "") -> Iterator[str]:
-    """Yield the section's own keys as a table, then its sections."""
+def _chapters(
+    section: type[Section], key: str, written: dict[str, str], may_be_null: bool = False, ignored: str = ""
+) -> Iterator[str]:
+    """Yield the section's own keys, then its sections. `written` holds the section of each row that the page has."""
     fields = section.model_fields
-    rows = "".join(_row(name, info, section) for name, info in fields.items() if not section_of(info.annotation))
+    rows = {name: _row(name, info, section) for name, info in fields.items() if not section_of(info.annotation)}
     title = f"`{key}`" if key else "The run"
     absent = " The section is absent by default." if may_be_null else ""
-    yield f"\n## {title}\n\n{section.__doc__}{absent}{ignored}\n\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
+    yield f"\n## {title}\n\n{section.__doc__}{absent}{ignored}\n{_keys(key, rows, written)}"
     for name, info in fields.items():
         if inner := section_of(info.annotation):
             optional, ignored = (
                 types.NoneType in members(info.annotation),
                 "".join(map(" {}".format, _ignored(info, section))),
             )
-            yield from _chapters(inner, f"{key}.{name}".lstrip("."), optional, ignored)
+            yield from _chapters(inner, f"{key}.{name}".lstrip("."), written, optional, ignored)
         elif entries := entries_of(info.annotation):
-            yield from _chapters(entries, f"{key}.{name}.NAME".lstrip("."))
+            yield from _chapters(entries, f"{key}.{name}.NAME".lstrip("."), written)
+
+
+def _keys(key: str, rows: dict[str, str], written: dict[str, str]) -> str:
+    """Return the rows of a section as a table, and links to earlier sections for those that the page has."""
+    shared: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        shared.setdefault(written.setdefault(row, key), []).append(name)
+    own = {name for section, names in shared.items() if section == key or len(names) == 1 for name in names}
+    table = "".join(row for name, row in rows.items() if name in own)
+    text = f"\n| Key | Type | Default | Meaning |\n|---|---|---|---|\n{table}" if table else ""
+    for section, names in shared.items():
+        if not own.intersection(names):
+            which = "All keys" if len(shared) == 1 else ", ".join(map("`{}`".format, names))
+            text += f"\n{which} are described in [`{section}`](#{_anchor(section)}).\n"
+    return text
 
 
 def _row(name: str, info: FieldInfo, section: type[Section]) -> str:

@@ -16,9 +16,15 @@ def test_the_page_is_current():
 def test_every_key_is_there_once_and_has_a_meaning():
     _, _, run, *sections = page().split("\n## ")
     keys = re.findall(r"^\| `(\w+)` .*\w", run, re.MULTILINE)
+    rows = {}
     for section in sections:
         prefix = section.partition("\n")[0].strip("`")
-        keys += [prefix, *(f"{prefix}.{name}" for name in re.findall(r"^\| `(\w+)` ", section, re.MULTILINE))]
+        rows[prefix] = re.findall(r"^\| `(\w+)` ", section, re.MULTILINE)
+        for names, other in re.findall(r"^(.*) are described in \[`(.*)`\]", section, re.MULTILINE):
+            described = re.findall(r"`(\w+)`", names) or rows[other]
+            assert set(described) <= {*rows[other]}
+            rows[prefix] = rows[prefix] + described
+        keys += [prefix, *(f"{prefix}.{name}" for name in rows[prefix])]
     by_name = {
         "train_dataset.mixture.NAME": MixtureConfig,
         "adapters.NAME": AdapterConfig,
@@ -29,6 +35,13 @@ def test_every_key_is_there_once_and_has_a_meaning():
     entries = [key for name, section in by_name.items() for key in (name, *all_keys(section, f"{name}."))]
     assert sorted(keys) == sorted([*all_keys(), *entries])
     assert not re.findall(r"^.*\|  \|$", page(), re.MULTILINE)
+
+
+def test_no_row_is_repeated_but_those_of_the_keys_used_most():
+    *_, chapters = page().partition("\n## The run\n")
+    rows = re.findall(r"^\| `.*", chapters, re.MULTILINE)
+    assert len(rows) - len(set(rows)) < 3
+    assert "All keys are described in [`actor.megatron`](#actormegatron)." in chapters
 
 
 def test_conditions_of_a_key_are_there_once_and_can_hold():
