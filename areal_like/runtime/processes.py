@@ -50,7 +50,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     def __init__(
         self, entry: str, start: bytes, limits: Limits, say: Callable[[str], object], log: Path | None = None
     ) -> None:
-        self._settings = Settings(tuple(sys.path), entry, start)
+        self._settings = Settings(tuple(sys.path), entry, start, limits.memory_mb)
         self._limits, self._say, self._log = limits, say, log
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="user processes", daemon=True)

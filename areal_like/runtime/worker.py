@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -33,6 +34,8 @@ PULSE = 0  # place of the mark of the main thread
 END_S = 2.0  # for cancelled code at the end
 DUMP = signal.SIGUSR2  # makes faulthandler write the stacks of all threads to standard error
 FAILED = 70  # exit code of a worker whose loop failed, for example by a closed descriptor
+MB = 1 << 20
+UNUSED_MB = 1024  # for the stacks of threads and for what libraries reserve, which count but take no memory
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
 _is_fork = False  # this process was forked by a call
@@ -40,7 +43,7 @@ _is_fork = False  # this process was forked by a call
 
 @dataclass(frozen=True)
 class Settings:
-    """A worker's settings from the main process: its search path, and the code that runs calls.
+    """A worker's settings from the main process: its search path, the code that runs calls, and its memory in MB.
 
     `entry` is `module:name` of a function from `start` to a Handler.
     """
@@ -48,6 +51,7 @@ class Settings:
     path: Sequence[str]
     entry: str
     start: bytes
+    memory_mb: int | None = None
 
 
 type Ask = Callable[[str, bytes], Awaitable[bytes]]
@@ -78,6 +82,8 @@ def main() -> None:
     handler: Handler = getattr(importlib.import_module(module), name)(settings.start)
     gc.collect()
     gc.freeze()
+    if settings.memory_mb is not None:
+        limit_allocations(settings.memory_mb)
     mark = marks.take()  # of the only idle thread: if it does not beat, another thread holds the GIL
     threads = [
         threading.Thread(target=_Loop(marks, handler, *pair).serve, name=f"loop {place}", daemon=True)
@@ -90,6 +96,21 @@ def main() -> None:
         time.sleep(BEAT_S)
     sys.stdout.flush()
     os._exit(0)  # threads of calls may never end
+
+
+def limit_allocations(memory_mb: int) -> None:
+    """Let allocations above a limit fail in this process and its children, before they take the host's memory.
+
+    The main process measures memory at intervals (`watch.py`), during which one allocation could take everything.
+    """
+    limit, (_, most) = (memory_mb + UNUSED_MB) * MB, resource.getrlimit(resource.RLIMIT_DATA)
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def has_memory_limit() -> bool:
+    """Tell whether allocations of this process are limited."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
 
 
 def _in_fork(marks: Marks, connections: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rollout.sample import Sampling
 from areal_like.runtime.frames import Unanswered
 from areal_like.runtime.user_code import Portable, UserCodeError, where_it_failed
-from areal_like.runtime.worker import Ask, AskNow, Handler
+from areal_like.runtime.worker import Ask, AskNow, Handler, has_memory_limit
 from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
@@ -117,6 +117,11 @@ class _Player:
             return pickle.dumps((False, "sandbox", str(error)))
         except McpError as error:
             return pickle.dumps((False, "mcp", str(error)))
+        except MemoryError as error:
+            cause, limit = (
+                ("memory", "more memory than episode.memory_mb allows: ") if has_memory_limit() else ("raised", "")
+            )
+            return pickle.dumps((False, cause, limit + where_it_failed(error, file)))
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             return pickle.dumps((False, "raised", where_it_failed(error, file)))
 

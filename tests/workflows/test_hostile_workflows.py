@@ -45,6 +45,11 @@ HOSTILE = {
     "crashes": ("ctypes.string_at(0)", "died"),
     "closes all": ("os.closerange(3, 4096); await asyncio.sleep(99999)", "died"),
     "takes memory": ('kept = [(b"x" * (50 << 20), await asyncio.sleep(0)) for _ in range(200)]', "memory"),
+    "takes all memory at once": ("bytearray(10 << 30)", "memory"),
+    "child that takes memory": (
+        "assert subprocess.run([sys.executable, '-c', 'bytearray(10 << 30)'], stderr=-3).returncode == 1",
+        "done",
+    ),
     "takes memory in a thread": ('await asyncio.to_thread(lambda: [b"x" * (50 << 20) for _ in range(200)])', "memory"),
     "endless loop in a thread": ("await asyncio.to_thread(spin)", "time_limit"),
     "fork that goes on": ("os.fork() and await_nothing(); await asyncio.sleep(0)", "done"),
@@ -53,7 +58,7 @@ HOSTILE = {
 }
 LONG = ("regex in the loop", "sleep", "exits in a thread", "crashes", "takes memory in a thread")  # for the long tests
 SOURCE = f"""
-import ctypes, os, re, signal, subprocess
+import ctypes, os, re, signal, subprocess, sys
 from concurrent.futures import ProcessPoolExecutor
 def spin():
     while True: pass

@@ -104,7 +104,8 @@ class EpisodeConfig(Section):
     worker process is replaced, the episode fails, and the other episodes of that process start again."""
     memory_mb: int | None = Field(None, ge=256)
     """Maximum memory of a worker process, and of each program that its episodes start, in MB. A larger worker process
-    is replaced, a larger program is killed. null: unlimited."""
+    is replaced, a larger program is killed; an allocation far beyond it (1 GiB) fails with MemoryError. null:
+    unlimited."""
     endpoint: bool = False
     """Serve an episode's requests on a port too, for agents in processes of their own, which use `client.base_url` and
     `client.api_key`."""
