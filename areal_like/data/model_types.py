@@ -1,5 +1,7 @@
 """Model types that transformers 5.12 supports only by code in their checkpoints, which a run never executes."""
 
+from typing import Any
+
 
 def register_model_types() -> None:
     """Have transformers read `kimi_k2`, another name of `deepseek_v3`, with its own code."""
@@ -17,9 +19,19 @@ def register_model_types() -> None:
     class KimiK2Config(DeepseekV3Config):
         model_type = "kimi_k2"
 
+        def __reduce__(self) -> tuple[Any, ...]:  # processes that are spawned get it, and do not have this class yet
+            return _new_kimi_k2, (), self.__dict__
+
     class DeepseekV3ForCausalLM(modeling_deepseek_v3.DeepseekV3ForCausalLM):  # the architecture of its checkpoints
         config_class = KimiK2Config
 
     AutoConfig.register("kimi_k2", KimiK2Config)
     AutoModelForCausalLM.register(KimiK2Config, DeepseekV3ForCausalLM)
     register_checkpoint_conversion_mapping("kimi_k2", get_checkpoint_conversion_mapping("deepseek_v3"))
+
+
+def _new_kimi_k2() -> Any:
+    from transformers import CONFIG_MAPPING
+
+    register_model_types()
+    return CONFIG_MAPPING["kimi_k2"]()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import serving as real
+import torch
 from limits import HUNG_S
 from test_versions import EXACT, PROMPTS, distance, working
 
@@ -25,7 +26,7 @@ from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.rollout.sglang import process
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.memory import keep
+from areal_like.rollout.sglang.memory import as_if_idle, keep
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 
@@ -108,3 +109,15 @@ def test_a_cache_of_another_form_is_told_with_what_helps():
     )
     with pytest.raises(NotImplementedError, match=r"write weight_update\.requests=recompute"):
         keep(scheduler)
+
+
+def test_memory_is_released_once_the_device_is_idle(monkeypatch):
+    """SGLang unmaps it at once, while kernels of a busy GPU may still read it."""
+    done: list[str] = []
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda device: SimpleNamespace(synchronize=lambda: done.append(f"{device} is idle"))
+    )
+    updater = SimpleNamespace(scheduler=SimpleNamespace(device="cuda"), is_fully_idle=bool, flush_cache=bool)
+    with as_if_idle(updater):
+        done.append("released")
+    assert done == ["cuda is idle", "released"]

@@ -1,7 +1,11 @@
 """Configuration fields that SGLang 0.5.17 reads and transformers 5.12 has renamed or dropped."""
 
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
+
+from areal_like.data.model_types import register_model_types
 
 # By configuration class: SGLang's name of a field, and transformers' name of it
 _RENAMED = {"gemma2.Gemma2Config": {"hidden_act": "hidden_activation"}}
@@ -14,6 +18,13 @@ _DROPPED: dict[str, dict[str, Any]] = {
 }
 
 
+def run_with_config_names(run: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Run a scheduler process with these names: a spawned one has nothing that the launcher's process has changed."""
+    restore_config_names()
+    run(*arguments, **options)
+
+
+@cache  # a forked process has them already
 def restore_config_names() -> None:
     """Have transformers' configurations answer to the names that SGLang reads."""
     for path, names in _RENAMED.items():
@@ -23,6 +34,7 @@ def restore_config_names() -> None:
         for name, value in values.items():
             setattr(_find(path), name, value)
     _read_layer_types()
+    register_model_types()
 
 
 def _find(path: str) -> Any:

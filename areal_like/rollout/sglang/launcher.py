@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-from areal_like.data.model_types import register_model_types
 from areal_like.rollout.sglang import (
     KEEP_ALIVE_S,
     TOKEN_VARIABLE,
@@ -39,7 +38,7 @@ from areal_like.rollout.sglang import (
     images,
     scoring,
 )
-from areal_like.rollout.sglang.config_names import restore_config_names
+from areal_like.rollout.sglang.config_names import restore_config_names, run_with_config_names
 from areal_like.rollout.sglang.versions import run_scheduler
 from areal_like.runtime.gc_tuning import pause_gc
 
@@ -119,7 +118,6 @@ def serve(arguments: list[str], cuda: bool) -> None:
     os.environ["SGLANG_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
     end_at_once()
     restore_config_names()
-    register_model_types()
     arguments, temperature = scoring.split_temperature(arguments)
     arguments = adapters.split_adapter(arguments, cuda)
     if token := os.environ.pop(TOKEN_VARIABLE, None):
@@ -146,7 +144,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         run = classifier.run_scheduler if server.is_embedding else run_scheduler
         if temperature is not None:
             run = partial(scoring.run_scheduler, temperature)
-        launch_server(server, run_scheduler_process_func=run)
+        launch_server(server, run_scheduler_process_func=partial(run_with_config_names, run))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 

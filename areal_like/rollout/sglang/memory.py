@@ -91,7 +91,11 @@ def _synchronize(tensor: Tensor) -> None:
 
 @contextmanager
 def as_if_idle(updater: Any) -> Iterator[None]:
-    """Have SGLang's updater release memory although requests wait or run: the caller has seen to what they hold."""
+    """Have SGLang's updater release memory although requests wait or run: the caller has seen to what they hold.
+
+    It unmaps memory at once, which kernels of any stream may still read, so the device finishes before.
+    """
+    torch.get_device_module(updater.scheduler.device).synchronize()
     idle, flush = updater.is_fully_idle, updater.flush_cache
     updater.is_fully_idle = updater.flush_cache = lambda *_, **__: True
     try:

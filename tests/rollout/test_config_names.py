@@ -1,0 +1,47 @@
+"""A scheduler process finds the configuration fields that SGLang reads, be it forked or spawned."""
+
+from __future__ import annotations
+
+import multiprocessing
+from functools import partial
+from typing import Any
+
+import pytest
+from limits import HUNG_S
+
+from areal_like.data.model_types import register_model_types
+from areal_like.rollout.sglang.config_names import run_with_config_names
+
+EXPECTED = {
+    "gpt_oss": ("swiglu_limit", 7.0),
+    "gemma2": ("hidden_act", "gelu_pytorch_tanh"),
+    "deepseek_v2": ("moe_layer_freq", 1),
+    "minimax_m2": ("scoring_func", "sigmoid"),
+    "kimi_k2": ("topk_method", "noaux_tc"),
+}
+
+
+def send_values(configs: dict[str, Any], pipe: Any) -> None:
+    """Run in place of SGLang's scheduler: send what the configs answer to the names, and their vocabularies."""
+    for family, config in configs.items():
+        name, _ = EXPECTED[family]
+        pipe.send((config.model_type, config.vocab_size, getattr(config, name, None)))
+
+
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
+def test_a_scheduler_process_finds_the_names(method: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    register_model_types()
+    configs = {family: CONFIG_MAPPING[family](vocab_size=17 + place) for place, family in enumerate(EXPECTED)}
+    context = multiprocessing.get_context(method)
+    mine, other = context.Pipe()
+    process = context.Process(target=partial(run_with_config_names, send_values), args=(configs, other))
+    process.start()
+    other.close()
+    try:
+        for place, (family, (_, value)) in enumerate(EXPECTED.items()):
+            assert mine.poll(HUNG_S)
+            assert mine.recv() == (family, 17 + place, value)
+    finally:
+        process.join()
