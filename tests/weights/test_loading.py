@@ -111,6 +111,51 @@ def test_a_model_that_copies_in_threads_is_asked_each_time() -> None:
         check(model, tensors)
 
 
+QUERIES, LATENT = "layers.0.self_attn.q_a_proj.weight", "layers.0.self_attn.kv_a_proj_with_mqa.weight"
+
+
+class Latent(torch.nn.Module):
+    """Joins two tensors as SGLang's deepseek_v2 does: only where they come together."""
+
+    def __init__(self, *, fused: bool = True) -> None:
+        super().__init__()
+        name = "fused_qkv_a_proj_with_mqa" if fused else "kv_a_proj_with_mqa"
+        self.projection = torch.nn.ParameterDict({name: torch.zeros(3 if fused else 1, 2)})
+        self.fused = fused
+
+    def load_weights(self, weights: Any) -> None:
+        given = dict(weights)
+        if self.fused and QUERIES in given and LATENT in given:
+            self.projection["fused_qkv_a_proj_with_mqa"].data.copy_(torch.cat([given[QUERIES], given[LATENT]]))
+        if not self.fused:
+            self.projection["kv_a_proj_with_mqa"].data.copy_(given[LATENT])
+
+
+def send(model: Latent, name: str, tensor: Tensor) -> None:
+    """Load a bucket of one tensor, whose memory is overwritten afterwards."""
+    flat = tensor.clone().flatten().view(torch.uint8)
+    load(model, flat, [(name, "float32", tensor.shape)], addresses(model))
+    flat.zero_()
+
+
+@pytest.mark.parametrize("first", [QUERIES, LATENT])
+def test_a_half_waits_for_the_other_half_in_a_later_bucket(first: str) -> None:
+    model = Latent()
+    for start in (1.0, 50.0, 100.0):
+        halves = {QUERIES: torch.full((2, 2), start), LATENT: torch.full((1, 2), start + 1)}
+        send(model, first, halves.pop(first) if start != 50 else torch.zeros(2 if first == QUERIES else 1, 2))
+        if start == 50:
+            continue  # an update that is interrupted
+        send(model, *halves.popitem())
+        assert model.projection["fused_qkv_a_proj_with_mqa"][:, 0].tolist() == [start, start, start + 1]
+
+
+def test_a_projection_that_has_no_other_half_is_loaded_at_once() -> None:
+    model = Latent(fused=False)
+    send(model, LATENT, torch.ones(1, 2))
+    assert model.projection["kv_a_proj_with_mqa"].tolist() == [[1, 1]]
+
+
 def test_a_router_that_keeps_its_weights_in_float32_has_the_new_ones() -> None:
     from sglang.srt.models.glm4_moe import Glm4MoeGate
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.checksum import checksum
+from areal_like.rollout.sglang.halves import join_halves
 
 LARGE = 2**20  # bytes of a tensor that is worth a copy of its own
 _ATEN = torch.ops.aten
@@ -63,7 +64,7 @@ def load(model: Any, flat: Tensor, layout: Layout, where: list[int]) -> None:
         return
     plan = _Plan(where)
     with _Noting(flat, plan), _threads_noted(plan):
-        getattr(model.load_weights, "__wrapped__", model.load_weights)(views(flat, layout))
+        getattr(model.load_weights, "__wrapped__", model.load_weights)(join_halves(model, views(flat, layout)))
     if plan.can_be_repeated:
         plans[key] = plan
 
