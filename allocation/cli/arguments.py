@@ -121,10 +121,16 @@ GpuName = Annotated[
     ),
 ]
 FirstStage = Annotated[
-    int | None, typer.Option("--first-stage-layers", min=1, help="Number of layers on the first pipeline stage.")
+    int | None,
+    typer.Option(
+        "--first-stage-layers", min=1, help="Layers on the first pipeline stage (default: as many as on the others)."
+    ),
 ]
 LastStage = Annotated[
-    int | None, typer.Option("--last-stage-layers", min=1, help="Number of layers on the last pipeline stage.")
+    int | None,
+    typer.Option(
+        "--last-stage-layers", min=1, help="Layers on the last pipeline stage (default: as many as on the others)."
+    ),
 ]
 Order = Annotated[str | None, typer.Option("--order", help=f"Megatron's rank order (default: {DEFAULT_ORDER}).")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

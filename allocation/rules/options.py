@@ -50,7 +50,7 @@ def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) ->
         return {}
     counts = split_words(model.layers, engine.pp, ends)
     if ends == EVEN:
-        return {"help": f"leave num_layers_in_first/last_pipeline_stage out: {counts} layers"}
+        return {"help": f"leave the layers of the first and the last stage unset: {counts} layers"}
     keys = [f"num_layers_in_{which}_pipeline_stage" for which in ("first", "last")]
     middle = (model.layers - sum(end or 0 for end in ends)) // max(1, engine.pp - sum(end is not None for end in ends))
     values = tuple(
