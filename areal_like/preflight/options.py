@@ -15,8 +15,6 @@ from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_ser
 from areal_like.types import Device
 
 NOT_ON_CPU = {
-    "deepseek_v2": "has no latent attention",
-    **dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), "computes other log-probs than transformers"),
     "exaone4": "has no attention for it",
     "glm": "has no code of its own for it",
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), "has no gated delta nets"),

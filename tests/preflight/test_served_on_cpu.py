@@ -17,6 +17,7 @@ from areal_like.preflight.options import check_options
         ({"family": "qwen3_next"}, "no gated delta nets"),
         ({"family": "glm"}, "no code of its own"),
         ({"family": "gpt_oss"}, None),
+        *(({"family": name}, None) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")),
         ({"sliding_layers": (0,), "window": 8}, None),
         ({"family": "qwen2_moe"}, None),
     ],

@@ -45,6 +45,11 @@ def test_a_directory_that_trains_has_exit_code_0_and_every_trainer(tiny):
     assert "SGLang on CPU: yes\nSGLang on GPUs: yes" in out
 
 
+def test_a_family_that_the_cpu_server_lacks_is_named_with_the_reason(tiny):
+    out = check("--model", tiny(model_type="exaone4", architectures=["Exaone4ForCausalLM"]))[1]
+    assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['exaone4']}\nSGLang on GPUs: yes" in out
+
+
 def test_a_name_is_answered_without_a_network():
     code, out, _ = check("--model", "qwen3-8b", "--backend", "fsdp")
     assert code == 0
@@ -69,7 +74,7 @@ def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do()
     assert code == 1
     assert "Another trainer supports the model: --backend fsdp" in out
     assert "SGLang on CPU: yes" in out
-    assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['deepseek_v3']}" in check("--model", "deepseek-v3")[1]
+    assert "SGLang on CPU: yes" in check("--model", "deepseek-v3")[1]
     assert "RUN-BRIDGE-FAMILY" in err
     assert check("--model", "gpt-oss-20b", "--backend", "fsdp")[0] == 0
 

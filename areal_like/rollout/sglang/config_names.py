@@ -13,7 +13,7 @@ _RENAMED = {"gemma2.Gemma2Config": {"hidden_act": "hidden_activation"}}
 _DROPPED: dict[str, dict[str, Any]] = {
     "gpt_oss.GptOssConfig": {"swiglu_limit": 7.0},
     "minimax_m2.MiniMaxM2Config": {"scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
-    "deepseek_v2.DeepseekV2Config": {"moe_layer_freq": 1},
+    "deepseek_v2.DeepseekV2Config": {"moe_layer_freq": 1, "scoring_func": "softmax"},
     "deepseek_v3.DeepseekV3Config": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
 
@@ -33,6 +33,7 @@ def restore_config_names() -> None:
     for path, values in _DROPPED.items():
         for name, value in values.items():
             setattr(_find(path), name, value)
+    _count_expert_groups()
     _read_layer_types()
     register_model_types()
 
@@ -40,6 +41,19 @@ def restore_config_names() -> None:
 def _find(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(import_module(f"transformers.models.{module}.configuration_{module}"), name)
+
+
+def _count_expert_groups() -> None:
+    """Have the experts of a deepseek_v2 without groups be one group, which is what SGLang's models need."""
+    kind = _find("deepseek_v2.DeepseekV2Config")
+    complete = kind.__post_init__
+
+    def complete_with_groups(config: Any, **named: Any) -> None:
+        complete(config, **named)
+        if config.n_group is None:
+            config.n_group = config.topk_group = 1
+
+    kind.__post_init__ = complete_with_groups
 
 
 def _read_layer_types() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 ATTENTION = "torch_native"
 # By the architectures that SGLang serves with other attention only: the name under which ours passes for that
 _UNDER_ANOTHER_NAME = {"GptOssForCausalLM": "triton"}
+_WITH_LATENT_KEYS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
 
 
 def name_attention(arguments: list[str]) -> list[str]:
@@ -34,10 +35,12 @@ def register_attention() -> None:
         register_attention_backend(name)(BatchedTorchNativeBackend)
 
 
-def replace_kernels(architectures: Collection[str]) -> None:
+def replace_kernels(architectures: Set[str]) -> None:
     """Replace what SGLang's models call on a CPU too and what needs Triton, AMX or bfloat16."""
     _add_shared_experts_without_triton()
     _rotate_without_amx()
+    if not architectures.isdisjoint(_WITH_LATENT_KEYS):
+        _attend_to_latent_keys()
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
         _place_tokens_without_triton()
@@ -71,6 +74,13 @@ def _rotate_without_amx() -> None:
         return of_yarn(*arguments) if scaling is not None else factory.get_rope(*arguments[:8])
 
     factory.get_rope_cpu = get_rope_cpu
+
+
+def _attend_to_latent_keys() -> None:
+    """Have deepseek's models attend to the latent keys in the cache, where SGLang's prefill passes others beside it."""
+    from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
+
+    AttentionBackendRegistry.register(ATTENTION, lambda attention, batch: AttnForwardMethod.MLA)
 
 
 def _keep_sinks() -> None:
