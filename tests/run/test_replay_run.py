@@ -32,6 +32,7 @@ def distances(started: Run, steps: int) -> list[float]:
     return [row[PROBE] for row in rows] + served
 
 
+@pytest.mark.long
 def test_a_run_replays_what_servers_choose_by_noise(tmp_path: Path) -> None:
     with launched(tmp_path, "noisy_launcher", "total_train_steps=2", *FOLDED, shape=EXPERTS) as started:
         assert started.end() == 0, started.errors
