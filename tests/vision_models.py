@@ -65,6 +65,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "initializer_range": 0.15,
         },
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **TEXT,
+            "num_hidden_layers": 3,
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,  # no square matrices
+            "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+        },
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 16,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1, 2],  # SGLang computes three
+            "initializer_range": 0.15,
+        },
+    },
     "gemma3": {
         "text_config": {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
         "vision_config": {
@@ -80,6 +102,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+THIRD = ("qwen3_vl", "qwen3_vl_moe")
+
+
 def picture(width: int, height: int, seed: int = 0, form: str = "PNG") -> bytes:
     """Return an encoded picture of smooth colours, different for each seed."""
     from PIL import Image
@@ -89,6 +114,19 @@ def picture(width: int, height: int, seed: int = 0, form: str = "PNG") -> bytes:
     file = BytesIO()
     Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(file, form)
     return file.getvalue()
+
+
+def transpose_experts(family: str, directory: Path) -> None:
+    """Give a model's files the experts of published ones, which transformers reads but does not write."""
+    from safetensors.torch import load_file, save_file
+
+    from areal_like.trainer.fsdp.checkpoint_names import PACKED_EXPERTS, TRANSPOSED
+
+    for file in directory.glob("*.safetensors") if family in TRANSPOSED else ():
+        tensors = load_file(file)
+        packed = [name for name in tensors if name.endswith(PACKED_EXPERTS)]
+        tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in packed}
+        save_file(tensors, file, {"format": "pt"})
 
 
 def write_tokenizer(family: str, directory: Path) -> dict[str, int]:
@@ -124,7 +162,7 @@ def write_processor(family: str, directory: Path) -> None:
             json.dumps({"processor_class": "Gemma3Processor", "image_seq_length": 4})
         )
         return
-    third = family == "qwen3_vl"
+    third = family in THIRD
     patch, name = (16, "Qwen3VLProcessor") if third else (14, "Qwen2_5_VLProcessor")
     size = {"shortest_edge": (2 * patch) ** 2, "longest_edge": (8 * patch) ** 2}
     settings = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "processor_class": name}
@@ -147,7 +185,7 @@ def write_files(family: str, directory: Path) -> Path:
     if family == "gemma3":
         config["mm_tokens_per_image"] = 4
     else:
-        config["vision_config"] = {"patch_size": 16 if family == "qwen3_vl" else 14, "spatial_merge_size": 2}
+        config["vision_config"] = {"patch_size": 16 if family in THIRD else 14, "spatial_merge_size": 2}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -174,4 +212,5 @@ def write_vlm(family: str, directory: Path, seed: int = 0, **text: Any) -> Any:
     config = CONFIG_MAPPING[family](**fields, tie_word_embeddings=tied)
     network = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     network.save_pretrained(directory)
+    transpose_experts(network.config.model_type, directory)
     return network

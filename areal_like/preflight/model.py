@@ -188,7 +188,7 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if apart := field_apart(model):
         name, value, why = apart
         message = f"config.json, {name} = {value}: with it the FSDP trainer and the servers differ: {why}"
-        yield finding("RUN-FSDP-FIELD", path, message, "use a model without it, such as a deepseek_v3")
+        yield finding("RUN-FSDP-FIELD", path, message, "use a model without it")
     if rope := rope_of_lengths(model):
         message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
         yield finding("RUN-FSDP-ROPE", path, message, "use a model whose rope is the same for all lengths")

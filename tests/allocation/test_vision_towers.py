@@ -21,6 +21,7 @@ SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden
 TOWERS = {
     "qwen2_5_vl": [SMALL | {"fullatt_block_indexes": [1]}, {}, {"hidden_size": 1280, "out_hidden_size": 64}],
     "qwen3_vl": [SMALL | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}, {}],
+    "qwen3_vl_moe": [SMALL | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}],
     "qwen3_5": [SMALL | {"num_position_embeddings": 64}, {}],
     "gemma3": [
         {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "image_size": 56, "patch_size": 14,
@@ -38,6 +39,8 @@ def config_of(family, vision):
         del text["head_dim"]
     if family == "qwen3_5":
         text |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    if family == "qwen3_vl_moe":
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     tied = family == "gemma3"
     ids = {} if tied else {"image_token_id": 5, "video_token_id": 6}
     return {"model_type": family, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied, **ids}

@@ -73,10 +73,10 @@ rollout.agent={tool_call_parser: qwen25} -> episode.tool_call_parser = qwen25
 -> rollout.router_replay = "off"
 rollout.return_routed_experts=true -> rollout.router_replay = auto
 rollout.return_routed_experts=false -> rollout.router_replay = "off"
-actor.path=/models/Qwen2.5-VL-3B-Instruct -> allocation_mode = "sglang:d4+fsdp:d4"
+actor.path=/models/Qwen2.5-VL-3B-Instruct -> actor.megatron.bridge_type = megatron-bridge
 actor.path=/models/Qwen2.5-VL-3B-Instruct train_dataset.path=hiyouga/geometry3k -> actor.path = /models/Qwen2.5-VL-3B-Instruct
 actor.path=/models/Qwen2-VL-7B -> !
-actor.path=/models/Qwen3-VL-30B-A3B-Instruct -> !
+actor.path=/models/Qwen3-VL-30B-A3B-Instruct -> actor.megatron.bridge_type = megatron-bridge
 train_dataset.path=BUAADreamer/clevr_count_70k -> !
 rollout.return_routed_experts=true sglang.enable_return_routed_experts=true actor.megatron.enable_router_replay=true -> rollout.router_replay = auto
 rollout.scheduling_strategy={type: colocation, target: actor} -> allocation_mode = "sglang:d4|megatron:d4"
@@ -220,7 +220,8 @@ M.path=/models/Qwen3-VL-8B-Instruct data.image_key=pictures -> train_dataset.ima
 M.path=/models/Qwen3-VL-8B-Instruct data.image_key=pictures -> valid_dataset.image_field = pictures
 M.path=/models/Qwen3-VL-8B-Instruct M.lora_rank=8 -> !
 M.path=/models/Qwen3-VL-8B-Instruct M.lora_rank=8 M.exclude_modules='.*visual.*' -> actor.lora_rank = 8
-M.path=/models/Qwen3-VL-30B-A3B-Instruct -> !
+M.path=/models/Qwen3-VL-30B-A3B-Instruct -> actor.megatron.bridge_type = megatron-bridge
+M.path=/models/Qwen3-VL-30B-A3B-Instruct +actor_rollout_ref.actor.megatron.override_transformer_config.recompute_granularity=full -> actor.megatron.recompute_granularity = selective
 M.path=/models/GLM-4.1V-9B-Thinking -> !
 M.path=/models/MiniCPM-o-2_6 -> !
 """
@@ -309,9 +310,9 @@ SLIME = """
 --use-routing-replay --use-rollout-routing-replay -> rollout.router_replay = auto
 --use-routing-replay -> !
 --hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> train_dataset.image_field = pictures
---hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> allocation_mode = "sglang:d8|fsdp:d8"
+--hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"image": "pictures"}' -> actor.megatron.bridge_type = megatron-bridge
 --hf-checkpoint /models/Qwen3-VL-8B --multimodal-keys '{"video": "clips"}' -> !
---hf-checkpoint /models/Qwen3.5-27B --multimodal-keys '{"image": "images"}' -> allocation_mode = "sglang:d8|fsdp:d8"
+--hf-checkpoint /models/Qwen3.5-27B --multimodal-keys '{"image": "images"}' -> actor.megatron.bridge_type = megatron-bridge
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.importance_sampling_level = sequence
 --advantage-estimator gspo --n-samples-per-prompt 8 -> actor.eps_clip = 0.2
 --advantage-estimator reinforce_plus_plus --normalize-advantages -> algorithm = reinforce_pp
@@ -393,14 +394,14 @@ actor_train.training_args.lr_scheduler_type=constant -> actor.optimizer.lr_sched
 adv_estimator=reinforce -> actor.reward_norm.mean_level = None
 adv_estimator=reinforce norm_mean_type=batch norm_std_type=group -> actor.reward_norm.std_level = group
 adv_estimator=reinforce whiten_advantages=true -> actor.adv_norm.std_level = batch
-pretrain=/models/Qwen3-VL-4B-Thinking -> allocation_mode = "fsdp:d4+sglang:d4"
+pretrain=/models/Qwen3-VL-4B-Thinking -> actor.megatron.bridge_type = megatron-bridge
 pretrain=/models/Qwen3-VL-4B-Thinking -> actor.ppo_n_minibatches = 4
 pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefix=vision_model -> actor.freeze_vision_tower = True
 pretrain=/models/Qwen3-VL-4B-Thinking actor_train.model_args.freeze_module_prefix=vision_model.blocks -> !
 pretrain=/models/Qwen3-VL-4B-Thinking actor_train.data_args.video_folder=/clips -> !
-pretrain=/models/Qwen3-VL-30B-A3B-Instruct -> !
+pretrain=/models/Qwen3-VL-30B-A3B-Instruct -> actor.ppo_n_minibatches = 4
 pretrain=Qwen/Qwen3.5-27B -> allocation_mode = "megatron:d2t2+sglang:d4"
-pretrain=Qwen/Qwen3.5-27B actor_train.data_args.file_name=data/geometry3k/ -> allocation_mode = "fsdp:d4+sglang:d4"
+pretrain=Qwen/Qwen3.5-27B actor_train.data_args.file_name=data/geometry3k/ -> actor.megatron.bridge_type = megatron-bridge
 adv_estimator=reinforce reward_clip=10 -> actor.reward_clip = 10
 adv_estimator=gae value_clip=0.5 -> critic.eps_clip = 0.5
 adv_estimator=gae value_clip=0.5 -> actor.gae_lambda = 0.95

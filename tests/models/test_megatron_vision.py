@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_vlms import load_alone, log_probs_alone, vlm_batch
+from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -18,7 +18,7 @@ from allocation import ParallelSizes
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 TOLERANCE = 1e-4
 
 
@@ -92,6 +92,9 @@ TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stag
         ("qwen2_5_vl", {"c": 2}, {}),
         ("qwen3_vl", {"c": 2}, {"share_prompts": True}),
         ("qwen3_vl", {"c": 2, "t": 2}, {}),
+        ("qwen3_vl_moe", {"d": 2}, {"e": 2}),
+        ("qwen3_vl_moe", {"t": 2}, {"share_prompts": True}),
+        ("qwen3_vl_moe", {"p": 2}, {"megatron": TWO_STAGES}),
         ("qwen3_5", {"t": 2}, {}),
         ("qwen3_5_moe", {"d": 2}, {"e": 2}),
         ("qwen3_5_moe", {"p": 2}, {"megatron": TWO_STAGES}),
@@ -149,14 +152,14 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny_vlm, tmp_path, family):
     path, batch = tiny_vlm(family), vlm_batch(tiny_vlm(family))
     model = load_alone(path)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    model.save_pretrained(tmp_path)
+    save_vlm(model, tmp_path)
     before, after = stored(path), stored(tmp_path)
     found, *_ = ranks.run(follow, 2, megatron(path, p=2, megatron=TWO_STAGES, role="ref"), batch, tmp_path)
     assert found.keys() == before.keys()
@@ -174,6 +177,7 @@ BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
         ("qwen3_vl", ["actor.backend=megatron:d1t2c2", BRIDGE, "actor.mb_spec.share_prompts=true"], []),
         ("qwen3_5", ["actor.backend=megatron:d2", BRIDGE], []),
         ("qwen3_5_moe", ["actor.backend=megatron:(attn:d2|ffn:e2)", BRIDGE], []),
+        ("qwen3_vl_moe", ["actor.backend=megatron:(attn:d2|ffn:e2)", BRIDGE, "actor.mb_spec.share_prompts=true"], []),
         ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON actor.megatron.bridge_type"]),
         ("qwen3_vl", ["actor.backend=megatron:d2", BRIDGE, "actor.use_lora=true"], []),
         (

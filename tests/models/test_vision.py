@@ -22,7 +22,7 @@ from areal_like.trainer.engine import LoRA
 from areal_like.trainer.image_inputs import ImageReader, load_processor
 from areal_like.types import Batch
 
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe", "gemma3"]
+FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 TOLERANCE = 1e-4
 
 
@@ -78,6 +78,7 @@ def same(seen, expected, batch):
     [
         ("qwen2_5_vl", 1, 2, {"share_prompts": True}),
         ("qwen3_vl", 2, 2, {}),
+        ("qwen3_vl_moe", 1, 2, {"share_prompts": True}),
         ("qwen3_5", 2, 1, {}),
         ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),
     ],
@@ -148,6 +149,7 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),
         ("qwen3_5_moe", ["actor.backend=fsdp:d2"], []),
+        ("qwen3_vl_moe", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from trainer_jobs import VOCABULARY
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
+from vision_models import transpose_experts
 
 from areal_like.images import Images, decode, draw
 from areal_like.types import Batch
@@ -59,6 +60,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         **_TOKENS,
     },
+    "qwen3_vl_moe": {
+        "text_config": {
+            **_TEXT,
+            "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,  # no square matrices
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+            },
+        },
+        "vision_config": {
+            **_TOWER, "depth": 3, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1],
+        },
+        **_TOKENS,
+    },
     "qwen3_5": {"text_config": {**_TEXT, **_DELTA_NETS}, "vision_config": _PLAIN_TOWER, **_TOKENS},
     "qwen3_5_moe": {
         "text_config": {
@@ -91,7 +105,7 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, **_PATCHES,
         "size": {"shortest_edge": 784, "longest_edge": 40_000},
     },
-    **dict.fromkeys(("qwen3_vl", "qwen3_5", "qwen3_5_moe"), _QWEN3_PROCESSOR),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN3_PROCESSOR),
     "gemma3": {
         "image_processor_type": "Gemma3ImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
         "size": {"height": 56, "width": 56},
@@ -111,10 +125,16 @@ def write_vlm(family: str, folder: Path, **changes: Any) -> torch.nn.Module:
                 tensor.uniform_(0.5, 1.5) if "norm" in name else tensor.normal_(0, 0.2)
             elif "visual" in name or "vision" in name or "projector" in name:
                 tensor.normal_(0, 0.2)  # so that an image makes a difference
-    model.save_pretrained(folder)
+    save_vlm(model, folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSORS[family]))
     (folder / "tokenizer.json").write_text("{}")
     return model
+
+
+def save_vlm(model: torch.nn.Module, folder: Path) -> None:
+    """Write a model with the experts of published checkpoints, which transformers reads but does not write."""
+    model.save_pretrained(folder)
+    transpose_experts(model.config.model_type, folder)
 
 
 def image_tokens(folder: Path, image: bytes) -> int:

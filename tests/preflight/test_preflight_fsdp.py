@@ -207,6 +207,16 @@ def test_a_deepseek_v2_that_servers_compute_otherwise_is_refused(fields):
 
 
 @pytest.mark.parametrize(
+    "fields", [{"norm_topk_prob": False}, {"moe_intermediate_size": 64}, {"moe_intermediate_size": 128}]
+)
+def test_a_qwen3_vl_with_experts_that_servers_compute_otherwise_is_refused(fields):
+    """transformers cannot know whether square matrices are transposed."""
+    text = {"hidden_size": 128, "moe_intermediate_size": 48}
+    assert field_apart({"model_type": "qwen3_vl_moe", "text_config": text}) is None
+    assert field_apart({"model_type": "qwen3_vl_moe", "text_config": {**text, **fields}}) is not None
+
+
+@pytest.mark.parametrize(
     ("method", "help"),
     [
         ("fp8", "run `areal-like dequantize {} DIRECTORY`, and write actor.path=DIRECTORY"),

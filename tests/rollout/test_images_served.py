@@ -76,7 +76,7 @@ class Served:
         return logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp(request.param)
     networks = [write_vlm(request.param, folder / str(seed), seed) for seed in range(SEEDS)]

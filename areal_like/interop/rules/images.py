@@ -1,16 +1,16 @@
-"""Models of text and images: whether this engine trains the model, and a layout that takes images."""
+"""Models of text and images: whether this engine trains the model, and what its Megatron layout needs."""
 
 import re
 
-from allocation import compile
 from areal_like.interop.rules.translation import MISSING, Translation
 
 _MODELS = re.compile(r"(?i)[-_]vl(?![a-z])|glm-?4[._]?\dv|minicpm-?[ov]|omni|openvla")
-_TRAINED = re.compile(r"(?i)qwen2[._]5[-_]vl|qwen3[-_]vl(?!.*-a\d+b)")  # dense models alone
+_DEEP = re.compile(r"(?i)qwen3[-_]vl")  # with DeepStack
+_TRAINED = re.compile(r"(?i)qwen2[._]5[-_]vl|qwen3[-_]vl")
 _TEXT_OR_IMAGES = re.compile(r"(?i)qwen3[._]5")  # trained on either, so the data tells
 _DATA = re.compile(r"(?i)geo(?:metry)?3k|clevr|mm_eureka|one-rl-to-see|virl39k")
-_SUPPORTED = "images are trained with models of Qwen2.5-VL, Qwen3.5 and dense ones of Qwen3-VL (docs/vision.md)"
-_RESHARDED = "the trainer is FSDP on the same GPUs; a Megatron layout needs actor.megatron.bridge_type=megatron-bridge"
+_SUPPORTED = "images are trained with models of Qwen2.5-VL, Qwen3-VL and Qwen3.5 (docs/vision.md)"
+_SELECTIVE = "selective: recomputed layers would lack the features of images that DeepStack adds; memory grows"
 
 
 def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = (), image_key: str = "") -> bool:
@@ -23,7 +23,7 @@ def sees_images(peer: Translation, model_key: str, data_keys: tuple[str, ...] = 
     data = [key for key in data_keys if _DATA.search(str(peer.get(key)))]
     has_images = bool(data) or peer.said.get(image_key) is not None
     if _TRAINED.search(model) or (_TEXT_OR_IMAGES.search(model) and has_images):
-        _reshard(peer)
+        _keep_megatron(peer, deep=bool(_DEEP.search(model)))
         return True
     if _MODELS.search(model):
         peer.changes[model_key] = f"{named}: {_SUPPORTED}"
@@ -39,21 +39,16 @@ def write_rows(peer: Translation, why: str) -> None:
             peer.fill(f"{section}.path", f"{why}: write the rows as my_data.py:rows (docs/vision.md)")
 
 
-def _reshard(peer: Translation) -> None:
-    """Write an FSDP layout on the GPUs of a Megatron layout, and FSDP's names of Megatron's settings."""
-    layout = str(peer.ours.get("allocation_mode"))
-    if "megatron" not in layout:
+def _keep_megatron(peer: Translation, *, deep: bool) -> None:
+    """Write the bridge of Megatron layouts; layers to which DeepStack adds features (`deep`) are not recomputed."""
+    if "megatron" not in str(peer.ours.get("allocation_mode")):
         return
-    sizes = next(engine.sizes for engine in compile(layout).engines if engine.role == "actor")
-    sizes_text = f"d{sizes.dp * sizes.tp * sizes.pp}" + (f"c{sizes.cp}" if sizes.cp > 1 else "")
-    peer.ours["allocation_mode"] = re.sub(r"megatron(\[\w+\])?:(\([^)]*\)|\w+)", rf"fsdp\1:{sizes_text}", layout)
-    peer.renamed["layout of the trainer"] = _RESHARDED
-    for key in [key for key in peer.ours if ".megatron." in key]:
-        role, _, name = key.partition(".megatron.")
-        if name == "param_offload" and peer.ours[key] is True:
-            peer.ours[f"{role}.offload"] = True
-        if name.endswith("moe_aux_loss_coeff") and peer.ours[key]:
-            peer.changes[key] = f"{peer.ours[key]}: the trainer is FSDP, which balances experts without this loss"
-        if name != "recompute_granularity":  # its name under FSDP is written with the other roles
-            del peer.ours[key]
-            peer.unneeded[key] = "it is Megatron's, and the trainer is FSDP"
+    roles = {role for role, megatron, _ in (key.partition(".megatron.") for key in peer.ours) if megatron}
+    for role in sorted(roles | {"actor"}):
+        peer.ours[f"{role}.megatron.bridge_type"] = "megatron-bridge"
+        granularity = f"{role}.megatron.recompute_granularity"
+        if deep and peer.ours.get(granularity) == "full":
+            peer.ours[granularity] = "selective"
+            peer.renamed[granularity] = _SELECTIVE
+            for name in ("recompute_method", "recompute_num_layers"):
+                peer.ours.pop(f"{role}.megatron.{name}", None)

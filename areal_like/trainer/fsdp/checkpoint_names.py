@@ -10,6 +10,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 LANGUAGE = "language_model"  # the part of a model behind its tower
+# Families whose published checkpoints have the matrices of experts transposed, as SGLang reads them
+TRANSPOSED = frozenset({"qwen3_vl_moe"})
+PACKED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 
 
 def kept_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -21,6 +24,8 @@ def kept_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 def in_checkpoint(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str, Tensor]:
     """Return a whole tensor of the model as the tensors that a checkpoint has for it, by name; they share memory."""
+    if model.config.model_type in TRANSPOSED and name.endswith(PACKED_EXPERTS):  # transformers would save it as it is
+        return {name: tensor.transpose(1, 2)}
     return revert_weight_conversion(model, {name: tensor})
 
 

@@ -30,7 +30,7 @@ REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 # Families of vision-language models whose image tokens attend to all tokens of their image, also later ones.
 SEES_WHOLE_IMAGES = frozenset({"gemma3"})
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe"})
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
@@ -75,6 +75,8 @@ def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
 
 def field_apart(config: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     """Return a field of config.json, its value and why with it transformers does not compute what SGLang does."""
+    if config.get("model_type") == "qwen3_vl_moe":
+        return _experts_apart(config.get("text_config") or {})
     if config.get("model_type") != "deepseek_v2":
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -85,4 +87,17 @@ def field_apart(config: Mapping[str, Any]) -> tuple[str, Any, str] | None:
         return "topk_method", config["topk_method"], "transformers 5.12 cannot select groups of experts"
     if config.get("norm_topk_prob"):
         return "norm_topk_prob", True, "transformers ignores it, SGLang does not"
+    return None
+
+
+def _experts_apart(text: Mapping[str, Any]) -> tuple[str, Any, str] | None:
+    """Return `field_apart` of a Qwen3-VL with experts, whose files have the experts' matrices transposed.
+
+    transformers transposes those whose shape is not that of its own matrices, SGLang all.
+    """
+    if text.get("norm_topk_prob") is False:
+        return "norm_topk_prob", False, "transformers ignores it, SGLang does not"
+    hidden, expert = text.get("hidden_size"), text.get("moe_intermediate_size")
+    if isinstance(expert, int) and hidden in (expert, 2 * expert):
+        return "moe_intermediate_size", expert, "transformers does not transpose the square matrices of experts"
     return None

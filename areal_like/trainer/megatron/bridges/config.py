@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from allocation.families import FAMILIES
 from allocation.model_spec import load_model
 from areal_like.data.model_types import register_model_types
-from areal_like.trainer.megatron.bridges.language_part import LANGUAGE_FAMILIES
+from areal_like.trainer.megatron.bridges.language_part import LANGUAGE_FAMILIES, OMITTED
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def _language_model(config: PretrainedConfig) -> PretrainedConfig:
     if family is None:
         return config
     fields = {name: value for name, value in config.get_text_config().to_dict().items() if name != "model_type"}
+    fields = {**OMITTED.get(family, {}), **fields}
     fields |= {
         "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]],
         "tie_word_embeddings": config.tie_word_embeddings,

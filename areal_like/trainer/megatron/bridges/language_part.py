@@ -7,11 +7,15 @@ from typing import Any
 LANGUAGE_FAMILIES = {
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+# Fields that are as here in the family with images if its config omits them, otherwise in that of text alone
+OMITTED: dict[str, Mapping[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
 TOWER = "visual"  # the tower's name in transformers' models of these families, and in a chunk of Megatron's
 _VISION_FIELDS = ("vision_config", "text_config", "architectures")
+_TIED = "tie_word_embeddings"
 _ROPES = ("rope_parameters", "rope_scaling")
 
 
@@ -24,7 +28,9 @@ def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     text = config.get("text_config") or {}
     if family is None:
         return {**config, **text}
-    fields = {**config, **text, "model_type": family}
+    fields = {**OMITTED.get(family, {}), **config, **text, "model_type": family}
+    if _TIED in config:  # transformers ties the output layer by the config of the whole model
+        fields[_TIED] = config[_TIED]
     for name in _ROPES:
         if isinstance(rope := fields.get(name), Mapping):
             fields[name] = {**rope, **{key: "default" for key in ("type", "rope_type") if rope.get(key) == "mrope"}}

@@ -14,11 +14,14 @@ import torch
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.process_groups_config import ProcessGroupCollection
+from safetensors import safe_open
 from torch import Tensor
 
+from areal_like.trainer.fsdp.checkpoint_names import PACKED_EXPERTS
 from areal_like.trainer.megatron.bridges.chunks import build_chunks
 from areal_like.trainer.megatron.bridges.imports import placeholder_transformer_engine, root_logging_kept
 from areal_like.trainer.megatron.bridges.own_layers import OWN_LAYERS
+from areal_like.trainer.megatron.bridges.packed_experts import find_packed, part_of, unpacked_names
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
 from areal_like.trainer.megatron.options import layout_options
 
@@ -36,19 +39,35 @@ _LANGUAGE = re.compile(r"(?:model\.)?language_model\.(?:model\.)?|model\.(?!visu
 
 
 class LanguageTensors(StateSource):
-    """The tensors of the language model in a checkpoint of text and images, named as in one of text alone."""
+    """The tensors of the language model in a checkpoint of text and images, named as in one of text alone.
 
-    def __init__(self, path: str) -> None:
+    With a number of `experts`, each of them is a tensor, not packed with the others.
+    """
+
+    def __init__(self, path: str, experts: int = 0) -> None:
         self._files = SafeTensorsStateSource(path)
         names = {_LANGUAGE.sub("model.", stored, count=1): stored for stored in self._files.get_all_keys()}
         self._stored = {name: stored for name, stored in names.items() if name.startswith(("model.", "lm_head."))}
+        for packed in [name for name in self._stored if experts and name.endswith(PACKED_EXPERTS)]:
+            self._stored |= dict.fromkeys(unpacked_names(packed, experts), self._stored.pop(packed))
 
     def get_all_keys(self) -> list[str]:
         return sorted(self._stored)
 
     def load_tensors(self, keys: list[str]) -> dict[str, Tensor]:
-        loaded = self._files.load_tensors([self._stored[key] for key in keys])
-        return {key: loaded[self._stored[key]] for key in keys}
+        loaded = {key: self._load_expert(key) for key in keys if self._is_packed(key)}
+        whole = self._files.load_tensors([self._stored[key] for key in keys if key not in loaded])
+        return {key: loaded[key] if key in loaded else whole[self._stored[key]] for key in keys}
+
+    def _is_packed(self, key: str) -> bool:
+        return find_packed(key) is not None and self._stored[key].endswith(PACKED_EXPERTS)
+
+    def _load_expert(self, key: str) -> Tensor:
+        """Read the matrix of one expert from the tensor of all."""
+        _, number, part = find_packed(key) or ("", 0, "")
+        stored = self._stored[key]
+        with safe_open(self._files.path / self._files.key_to_filename_map[stored], "pt") as tensors:
+            return part_of(tensors.get_slice(stored)[number], part).T
 
 
 class LanguageCheckpoint(PreTrainedCausalLM):
@@ -56,7 +75,8 @@ class LanguageCheckpoint(PreTrainedCausalLM):
 
     @property
     def state(self) -> StateDict:
-        return StateDict(LanguageTensors(str(self.model_name_or_path)))
+        packed = self.config.model_type == "qwen3_moe"
+        return StateDict(LanguageTensors(str(self.model_name_or_path), self.config.num_experts if packed else 0))
 
 
 class MegatronBridge:

@@ -12,8 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
-from areal_like.trainer.fsdp.checkpoint_names import LANGUAGE, empty_model, in_checkpoint
+from areal_like.trainer.fsdp.checkpoint_names import LANGUAGE, PACKED_EXPERTS, TRANSPOSED, empty_model, in_checkpoint
 from areal_like.trainer.megatron.bridges.language_part import TOWER
+from areal_like.trainer.megatron.bridges.packed_experts import pack
 from areal_like.trainer.megatron.bridges.protocol import Bridge, ModelSource
 
 _TOWER, _BODY = f"model.{TOWER}.", "model."
@@ -41,14 +42,23 @@ class VisionBridge:
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         with _without_towers(models) as towers:
-            for name, weight in self._bridge.export(models):
+            for name, weight in self._pack_experts(self._bridge.export(models)):
                 inner = name.removeprefix(_BODY)
-                yield from self._name_as_stored(name if inner == name else f"{_BODY}{LANGUAGE}.{inner}", weight)
+                whole = name if inner == name else f"{_BODY}{LANGUAGE}.{inner}"
+                if name.endswith(PACKED_EXPERTS):
+                    yield whole, weight
+                else:
+                    yield from self._name_as_stored(whole, weight)
         own = towers[0].state_dict() if towers else {}
         for name, shape in (
             (name, tensor.shape) for name, tensor in self._whole.base_model.visual.state_dict().items()
         ):
             yield from self._name_as_stored(_TOWER + name, self._from_first_stage(own.get(name), shape))
+
+    def _pack_experts(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Return the tensors of the language model, experts packed where a checkpoint has them so."""
+        config = self._whole.config
+        return pack(weights, config.text_config.num_experts) if config.model_type in TRANSPOSED else weights
 
     def _build_tower(self) -> torch.nn.Module:
         """Return a tower with random weights, of which each tensor-parallel rank has all."""
