@@ -27,14 +27,14 @@ from allocation.settings import MegatronSettings, Workload
 
 def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """Return the footprint of FSDP2 with sharded float32 weights, gathered in `dtype` one layer at a time (torch
-    fully_shard)."""
+    fully_shard). With tensor parallelism ranks split the layers' matrices, and shard all else."""
     model, item = work.model, work.memory.item
     shards, tokens = sizes.dp * sizes.cp, work.tokens // sizes.cp
     everything, numbers = layers_together(model, range(model.layers)), kinds(model, range(model.layers))
     per_layer = [p.dense_on(sizes.tp, model.kv_heads) + p.experts for p in (layer(model, of) for of in numbers)]
     inside = everything.dense_on(sizes.tp, model.kv_heads) + everything.experts
-    tables = (1 if model.tied_embeddings else 2) * vocabulary(model, sizes.tp) // sizes.tp
-    owned, tower = -(-(inside + tables + model.hidden_size) // shards), _tower(model, shards)
+    tables, everyone = (1 if model.tied_embeddings else 2) * vocabulary(model), shards * sizes.tp
+    owned, tower = -(-(inside * sizes.tp + tables + model.hidden_size) // everyone), _tower(model, everyone)
     adapters = work.memory.trained < 1
     trained = int((owned + tower) * work.memory.trained) if adapters else owned + tower * work.memory.tower_trained
     frozen = Item(f"weights ({work.memory.dtype} shards)", (owned + tower) * item * adapters)
@@ -45,12 +45,13 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     if work.memory.offload_params:
         static = []
     full = work.megatron.recompute_granularity == "full" or work.memory.gradient_checkpointing
-    one = {of: (layer_activations(model, sizes, of, work) + _unfused_bytes(model, of, item)) * tokens for of in numbers}
+    unfused = {of: _unfused_bytes(model, of, item, sizes.tp) for of in numbers}
+    one = {of: (layer_activations(model, sizes, of, work) + unfused[of]) * tokens for of in numbers}
     kept = sum(one[of] * n for of, n in numbers.items())
     if full:
         kept = model.hidden_size * item * tokens * model.layers + max(one.values())
     scores = score_bytes(model, work) * tokens
-    logits = tokens * (vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp) * item
+    logits = tokens * model.vocab_size // sizes.tp * item  # of each rank's predictions
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     there = partial(staying, static, MegatronSettings(offload=work.megatron.offload))  # Megatron's own do nothing here
     export = Item("gathered weights", 2 * vocabulary(model) * item)
@@ -86,14 +87,17 @@ def _of_images(work: Workload, recomputed: bool, sizes: ParallelSizes) -> int:
     )
 
 
-def _unfused_bytes(model: ModelSpec, of: Kind, item: int) -> int:
+def _unfused_bytes(model: ModelSpec, of: Kind, item: int, tp: int) -> int:
     """Return bytes per token that transformers' modules keep and Transformer Engine's do not.
 
     A norm computes in float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate
     (`Qwen3RMSNorm` and `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys
-    and values as queries (`areal_like/trainer/fsdp/attention.py`).
+    and values as queries (`areal_like/trainer/fsdp/attention.py`). Tensor parallelism splits heads and the MLP; every
+    rank has whole hidden states, of which `layer_activations` counts a part (Megatron's sequence parallelism).
     """
     normed = model.head_dim * (model.heads + model.kv_heads) if model.qk_norm else 0
     repeated = 2 * model.head_dim * max(0, model.heads - model.kv_heads)
     gated = 0 if of.experts else model.ffn
-    return 4 * (model.norms * model.hidden_size + normed) + (repeated + gated) * item
+    whole = model.norms * model.hidden_size
+    undivided = 2 * whole * item * (tp - 1) // tp
+    return 4 * whole + undivided + (4 * normed + (repeated + gated) * item) // tp

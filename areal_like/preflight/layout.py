@@ -216,11 +216,6 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
                 code, message = "RUN-ROLE-KIND", f"{engine.backend} cannot be the {role}: {kinds}"
             yield about(code, role, message, f"write {able[0]}:…")
-        elif engine.backend == "fsdp" and engine.sizes.tp > 1:
-            d, c = engine.sizes.dp * engine.sizes.tp, engine.sizes.cp
-            layout = f"fsdp:d{d}" + (f"c{c}" if c > 1 else "")
-            message = "the FSDP trainer has no tensor parallelism"
-            yield about("RUN-ROLE-FSDP-TENSOR", role, message, f"write {layout}, or megatron:… for other dimensions")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang cannot update the weights of all pipeline stages of a server"
             help = f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example"

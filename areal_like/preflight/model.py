@@ -26,6 +26,7 @@ from areal_like.trainer.fsdp.support import (
     WITHOUT_MODEL,
     WITHOUT_SERVER,
     field_apart,
+    find_undivided,
     has_plain_attention,
     has_states,
     looks_ahead,
@@ -185,6 +186,12 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
         if view.engine.mb_spec.share_prompts:
             key, message = view.key("mb_spec.share_prompts"), f"the FSDP trainer cannot share prompts {what}"
             yield finding("RUN-SHARED-PROMPTS-FSDP", key, message, f"write {key}=false")
+    family = spec.family if spec.tower is None else str(model.get("model_type"))
+    if sizes.tp > 1 and (why := find_undivided(family, (spec.heads, spec.kv_heads), sizes.tp)):
+        message = f"t{sizes.tp} cannot split the matrices of this model: {why}"
+        context = f"c{sizes.cp}" if sizes.cp > 1 else ""
+        help = f"write fsdp:d{sizes.dp * sizes.tp}{context} as its layout, or train on Megatron"
+        yield finding("RUN-FSDP-TENSOR", path, message, help)
     if apart := field_apart(model):
         name, value, why = apart
         message = f"config.json, {name} = {value}: with it the FSDP trainer and the servers differ: {why}"

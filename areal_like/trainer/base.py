@@ -117,7 +117,13 @@ class BaseEngine(ABC):
 
     def _exchange(self, adapter: str, skipped: int) -> int:
         """Use another adapter; take and return the steps that each has skipped in a row."""
-        raise RoleError("only fsdp trains several adapters")
+        raise RoleError(f"the {self._spec.role} has a single policy")
+
+    def _each_adapter(self) -> Iterator[str]:
+        """Yield each of several adapters while it is in use."""
+        for name in self._spec.adapters:
+            self.select(name)
+            yield name
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -19,7 +19,7 @@ from allocation.model_spec import ModelSpec, from_config
 from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.lora import ATTENTION, check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
-from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, WITH_IMAGES
+from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, SPLIT, WITH_IMAGES
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -53,7 +53,7 @@ HEAD = """# Models
 - **rejected**: the checks before a run reject the family, for the numbered [reason](#reasons).
 - **accepted**: nothing rejects the family, but no test shows the result.
 - Layouts: the parallel dimensions that the checks accept with two ranks. Bold: tested for this family. FSDP always shards over
-  data-parallel ranks, so its column says whether ranks can share sequences (CP).
+  data-parallel ranks, so its column says whether ranks can split matrices (TP) and share sequences (CP).
 - LoRA: the modules that can have adapters. The first entry is Megatron's, the second FSDP's.
 
 """
@@ -170,7 +170,7 @@ def _sentence(family: str, text: str) -> str:
 
 def _layouts(family: str, backend: str, bridges: tuple[str, ...] | list[str]) -> str:
     """Return the parallel dimensions that a backend accepts with at least one of its bridges, tested ones in bold."""
-    asked = {"CP": "c2"} if backend == "fsdp" else EXPERTS if _model(family)[0].experts else DENSE
+    asked = {"TP": "t2", "CP": "c2"} if backend == "fsdp" else EXPERTS if _model(family)[0].experts else DENSE
     found = [
         name for name, sizes in asked.items() if any(not [*_find_errors(family, backend, b, sizes)] for b in bridges)
     ]
@@ -181,7 +181,8 @@ def _tested(family: str, backend: str) -> set[str]:
     """Return the parallel dimensions of the layouts in which tests compare a family with transformers."""
     layouts = MODELS["LAYOUTS" if backend == "megatron" else "FSDP_LAYOUTS"]
     sizes = [sizes for name, sizes in layouts if MODELS["VARIANTS"][name].family == family]
-    return {name for name in EXPERTS for each in sizes if getattr(each, name.lower()) > 1}
+    split = {"TP"} if backend == "fsdp" and family in SPLIT else set()  # `tests/models/test_fsdp_families.py`
+    return split | {name for name in EXPERTS for each in sizes if getattr(each, name.lower()) > 1}
 
 
 def _adapters(family: str, backend: str) -> str:

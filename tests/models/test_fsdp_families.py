@@ -25,12 +25,16 @@ from tiny_models import (
 )
 from trainer_jobs import Setting, fsdp_gradients, log_probs_and_weights, make_batch, moved_reference
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from allocation import ParallelSizes
+from allocation.families import TRAINED
 from areal_like.trainer.fsdp import attention
 from areal_like.trainer.fsdp import model as fsdp_model
 from areal_like.trainer.fsdp.conversion import to_hugging_face
 from areal_like.trainer.fsdp.counting import count
+from areal_like.trainer.fsdp.support import SPLIT
+from areal_like.trainer.fsdp.tensor_parallel import PARTIAL, ROWS
 
 TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' windows
@@ -113,6 +117,31 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     for key, gradient in expected.items():
         largest = max(1, np.abs(gradient).max())
         np.testing.assert_allclose(found[key], gradient, atol=1e-5 * largest, err_msg=key)
+
+
+SHORT = ("llama-mlp-bias", "phi3")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SHORT,
+        *(pytest.param(name, marks=pytest.mark.long) for name in sorted({*SPLIT, "qwen3-bias"} - {*SHORT})),
+    ],
+)
+def test_ranks_that_split_matrices_compute_the_same_gradients(ranks, tiny, name):
+    setting = Setting(tiny(name), ParallelSizes(tp=2), backend="fsdp")
+    found, expected = ranks.run(fsdp_gradients, 2, setting, LENGTHS)[0], expected_gradients(tiny(name))
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        np.testing.assert_allclose(found[key], gradient, atol=1e-5 * max(1, np.abs(gradient).max()), err_msg=key)
+
+
+def test_the_families_whose_matrices_are_split_have_a_plan_that_can_be_followed():
+    plans = {name: CONFIG_MAPPING[name].base_model_tp_plan for name in TRAINED["fsdp"] if name in CONFIG_MAPPING}
+    followed = {*ROWS, "colwise", "colwise_gather_output", PARTIAL}
+    able = {name for name, plan in plans.items() if plan and {*plan.values()} <= followed}
+    assert able - {"qwen2_moe", "qwen3_5_text"} == SPLIT  # these have experts or gated delta nets without a plan
 
 
 @pytest.mark.parametrize(

@@ -28,18 +28,30 @@ def said(write, *overrides):
     return [(f.code, f.key.split(" ")[0], f.help) for f in preflight(load(write(), overrides)).findings]
 
 
-@pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2"])
+@pytest.mark.parametrize("layout", ["fsdp:d2", "fsdp:d1c2", "fsdp:d1t2"])
 def test_it_may_start(write, layout):
     assert said(write, f"actor.backend={layout}") == []
 
 
-@pytest.mark.parametrize(("layout", "n_gpus", "instead"), [("fsdp:d1t2", 2, "fsdp:d2"), ("fsdp:t2c2", 4, "fsdp:d2c2")])
-def test_it_has_no_tensor_parallelism(write, layout, n_gpus, instead):
+EXPERTS = ("actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false")
+
+
+@pytest.mark.parametrize(
+    ("layout", "n_gpus", "instead", "model"),
+    [
+        ("fsdp:d1t2", 2, "fsdp:d2", EXPERTS),
+        ("fsdp:t2c2", 4, "fsdp:d2c2", EXPERTS),
+        ("fsdp:d1t4", 4, "fsdp:d4", ()),  # of 2 key heads
+    ],
+)
+def test_matrices_that_ranks_cannot_split_are_refused(write, layout, n_gpus, instead, model):
     gpus = f"cluster.n_gpus_per_node={n_gpus + 1}"
-    ((code, key, help),) = said(write, f"actor.backend={layout}", gpus)
-    assert (code, key) == ("RUN-ROLE-FSDP-TENSOR", "actor.backend")
-    assert help.startswith(f"write {instead},")
-    assert said(write, f"actor.backend={instead}", gpus) == []
+    ((code, key, help),) = [
+        found for found in said(write, f"actor.backend={layout}", gpus, *model) if found[0] != "ALLOC-KV-COPIES"
+    ]
+    assert (code, key) == ("RUN-FSDP-TENSOR", "actor.path")
+    assert help.startswith(f"write {instead} ")
+    assert said(write, f"actor.backend={instead}", gpus, *model) == []
 
 
 def test_heads_that_ranks_cannot_share_are_refused_with_layouts_that_will_do(write):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 from dataclasses import replace
@@ -45,8 +46,22 @@ SCHEDULES = [
 ]
 
 
-def fsdp(model, d: int = 1, c: int = 1, **settings) -> Setting:
-    return Setting(model, ParallelSizes(dp=d, cp=c, edp=d * c), backend="fsdp", **settings)
+def fsdp(model, d: int = 1, c: int = 1, t: int = 1, **settings) -> Setting:
+    return Setting(model, ParallelSizes(dp=d, cp=c, tp=t, edp=d * c * t), backend="fsdp", **settings)
+
+
+SPLIT = [
+    ("tied", 1, 1, 2, {}),
+    ("untied", 2, 1, 2, {"gradient_checkpointing": True}),
+    pytest.param("tied", 1, 2, 2, {}, marks=pytest.mark.long),
+    pytest.param("tied", 3, 1, 2, {}, marks=pytest.mark.long),  # layers that 3 ranks cannot share evenly
+]
+
+
+@pytest.mark.parametrize(("model", "d", "c", "t", "settings"), SPLIT)
+def test_ranks_that_split_matrices_train_as_one_megatron_rank_does(ranks, models, model, d, c, t, settings):
+    (expected,) = ranks.once(three_steps, 1, Setting(models[model]))
+    alike(ranks.run(three_steps, d * c * t, fsdp(models[model], d, c, t, fsdp=settings)), expected)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +120,10 @@ def test_ranks_that_have_nothing_to_predict_take_part(ranks, models, backend):
     assert [part for part in parts if part] == [pytest.approx(log_probs, rel=TOLERANCE)]
 
 
-@pytest.mark.parametrize(("d", "c"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
-def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_path, d, c):
+@pytest.mark.parametrize(("d", "c", "t"), [pytest.param(2, 1, 1, marks=pytest.mark.long), (1, 2, 1), (1, 1, 2)])
+def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_path, d, c, t):
     (expected,) = ranks.once(critic_steps, 1, Setting(models["tied"]))
-    outcomes = ranks.run(critic_steps, d * c, fsdp(models["tied"], d, c), tmp_path / "hf", tmp_path / "state")
+    outcomes = ranks.run(critic_steps, d * c * t, fsdp(models["tied"], d, c, t), tmp_path / "hf", tmp_path / "state")
     for moment in ("before", "after"):
         values = gathered([getattr(outcome, moment) for outcome in outcomes])
         np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
@@ -157,10 +172,11 @@ def test_nothing_is_dropped_out(ranks, tmp_path, family):
     np.testing.assert_array_equal(first, second)
 
 
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_path):
-    steps, _ = ranks.run(save_after_two_steps, 2, fsdp(models["tied"], 2), tmp_path)
-    for d, c in ((1, 1), (1, 2)):
-        for resumed in ranks.run(resume, d * c, fsdp(models["tied"], d, c), tmp_path):
+@pytest.mark.parametrize(("before", "after"), [((2,), [(1,), (1, 2), (1, 1, 2)]), ((2, 1, 2), [(1,), (2,), (1, 1, 2)])])
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_path, before, after):
+    steps, *_ = ranks.run(save_after_two_steps, math.prod(before), fsdp(models["tied"], *before), tmp_path)
+    for sizes in after:
+        for resumed in ranks.run(resume, math.prod(sizes), fsdp(models["tied"], *sizes), tmp_path):
             assert resumed == [pytest.approx(step, rel=TOLERANCE) for step in steps]
     weights = ranks.run(initial_weights, 2, fsdp(tmp_path / "hf", 2))[0]
     assert weights.keys() == ranks.run(initial_weights, 1, Setting(tmp_path / "hf"))[0].keys()

@@ -30,6 +30,7 @@ LAYOUTS = [
     ("tied", ALL, DP2, {"bridge": "megatron-bridge"}),
     ("tied", ALL, DP2, {"backend": "fsdp"}),
     ("tied", ALL, ParallelSizes(cp=2, edp=2), {"backend": "fsdp"}),
+    ("tied", ALL, TP2, {"backend": "fsdp"}),
 ]
 MORE_LAYOUTS = [
     ("tied", ALL, ONE, {"bridge": "megatron-bridge"}),
@@ -41,6 +42,7 @@ MORE_LAYOUTS = [
     ("untied", ALL, ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
     ("untied", ATTENTION, TP2, {"megatron": RECOMPUTED}),
     ("untied", ATTENTION, DP2, {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
+    ("untied", ALL, ParallelSizes(dp=2, tp=2), {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
     ("moe", ATTENTION, ParallelSizes(dp=2, ep=2), {}),
     ("moe", ATTENTION, ParallelSizes(tp=2, dp=2, ep=2, etp=2), {"bridge": "megatron-bridge"}),
 ]
@@ -123,8 +125,9 @@ def test_peft_loads_what_is_saved(ranks, models, tmp_path):
         (ParallelSizes(tp=2, pp=2, etp=2), DP2, {}),
         pytest.param(DP2, ParallelSizes(tp=2, etp=2), {"bridge": "megatron-bridge"}, marks=pytest.mark.long),
         (DP2, ONE, {"backend": "fsdp"}),
+        (ParallelSizes(dp=2, tp=2), DP2, {"backend": "fsdp"}),
     ],
-    ids=["tp2pp2-dp2", "dp2-tp2", "fsdp"],
+    ids=["tp2pp2-dp2", "dp2-tp2", "fsdp", "fsdp-d2t2-d2"],
 )
 def test_a_checkpoint_holds_adapters_alone_and_another_layout_goes_on(ranks, models, tmp_path, before, after, how):
     lora = LoRA(rank=1, alpha=2, targets=("all-linear",))

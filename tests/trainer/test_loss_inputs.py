@@ -89,7 +89,8 @@ def test_what_is_joined_by_sequence_has_the_same_gradient_wherever_its_tokens_li
     """Over context-parallel ranks, data-parallel ones and micro-batches."""
     (alone,) = ranks.run(sequence_steps, 1, Setting(models["tied"], max_tokens_per_mb=512), loss)
     assert alone[0]["grad_norm"] > 0
-    for sizes, how in ((SHARED, {}), (ParallelSizes(dp=2, edp=2), {}), (SHARED, {"backend": "fsdp"})):
+    fsdp = {"backend": "fsdp"}
+    for sizes, how in ((SHARED, {}), (ParallelSizes(dp=2, edp=2), {}), (SHARED, fsdp), (ParallelSizes(tp=2), fsdp)):
         for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes, **how), loss):
             for step, expected in zip(steps, alone, strict=True):
                 assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)

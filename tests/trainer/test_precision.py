@@ -29,6 +29,7 @@ LAYOUTS = {
     "data": {"sizes": TWO},
     "not distributed": {"sizes": TWO, "megatron": {"use_distributed_optimizer": False}},
     "fsdp": {"sizes": TWO, "backend": "fsdp"},
+    "fsdp tensors": {"sizes": ParallelSizes(tp=2), "backend": "fsdp"},
 }
 
 
@@ -89,7 +90,7 @@ def resumed_step(
         return made.train(make_batch(2), LossSpec(sft)), exported(made)
 
 
-@pytest.mark.parametrize("layout", ["one", "data", "not distributed", "fsdp"])
+@pytest.mark.parametrize("layout", ["one", "data", "not distributed", "fsdp", "fsdp tensors"])
 def test_an_overflow_skips_the_step_and_lowers_the_scale_which_checkpoints_keep(ranks, models, tmp_path, layout):
     """More skips than `max_skipped_steps` do not end the run while a smaller scale may help."""
     how = LAYOUTS[layout]

@@ -90,7 +90,9 @@ SETTING = Setting(
 ORDER = ("math", "code", "code", "math", "math", "code", "math")
 
 
-@pytest.mark.parametrize("how", [{}, {"sizes": TWO}, {"offload": True}], ids=["d1", "d2", "offload"])
+@pytest.mark.parametrize(
+    "how", [{}, {"sizes": TWO}, {"offload": True}, {"sizes": ParallelSizes(tp=2)}], ids=["d1", "d2", "offload", "t2"]
+)
 def test_an_adapter_beside_another_trains_as_it_does_alone(ranks, models, tmp_path, how):
     alone = replace(SETTING, model=models["tied"], **how)
     both, size = replace(alone, adapters=NAMES), world(alone.sizes)

@@ -42,6 +42,7 @@ def by_place(outcomes: list[Outcome]) -> np.ndarray:
         ("tied", ParallelSizes(dp=2, edp=2), {"backend": "fsdp"}),
         ("sliding", ParallelSizes(), {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
         ("untied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "role": "critic"}),
+        ("tied", ParallelSizes(tp=2), {"backend": "fsdp"}),
     ],
     ids=str,
 )

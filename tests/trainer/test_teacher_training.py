@@ -39,6 +39,7 @@ def expected_divergence(folder) -> float:
         ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
         ("tied", ParallelSizes(cp=2, edp=2), {}),
         ("tied", ParallelSizes(dp=2, cp=2, edp=4), {"backend": "fsdp", "share_prompts": True}),
+        ("tied", ParallelSizes(tp=2), {"backend": "fsdp"}),
     ],
     ids=str,
 )

@@ -98,7 +98,8 @@ def test_a_critic_in_bfloat16_goes_on(ranks, models, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "backend"), [(ParallelSizes(tp=2, etp=2), "megatron"), (ParallelSizes(cp=2, edp=2), "fsdp")]
+    ("sizes", "backend"),
+    [(ParallelSizes(tp=2, etp=2), "megatron"), (ParallelSizes(cp=2, edp=2), "fsdp"), (ParallelSizes(tp=2), "fsdp")],
 )
 def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path, sizes, backend):
     setting = Setting(models["tied"], sizes, backend=backend, machine=Machine("cpu", "bfloat16"))
@@ -152,8 +153,9 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
             {"sizes": ParallelSizes(cp=2, edp=2), "backend": "fsdp", "offload": True, "max_tokens_per_mb": 32},
             {"backend": "fsdp"},
         ),
+        ({"sizes": ParallelSizes(dp=2, tp=2), "backend": "fsdp"}, {"backend": "fsdp"}),
     ],
-    ids=["megatron", "fsdp"],
+    ids=["megatron", "fsdp", "fsdp-d2t2"],
 )
 def test_a_reference_that_moves_is_saved_and_goes_on(ranks, models, tmp_path, before, after):
     hf = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32)

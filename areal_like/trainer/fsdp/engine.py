@@ -30,9 +30,10 @@ from areal_like.trainer import packing
 from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, Rendezvous
-from areal_like.trainer.fsdp import attention, lora, optimizer, ulysses
+from areal_like.trainer.fsdp import attention, lora, optimizer
 from areal_like.trainer.fsdp.adapter_states import AdapterStates
 from areal_like.trainer.fsdp.checkpoint_names import has_tower, head_name, in_checkpoint, kept_tensors
+from areal_like.trainer.fsdp.grid import make_grid
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
 from areal_like.trainer.fsdp.router_replay import RouterReplay
@@ -46,17 +47,17 @@ from areal_like.types import Batch, LossSpec
 
 
 class FSDPEngine(BaseEngine):
-    """A TrainEngine over torch's FSDP2, of d groups of ranks; each group shares its sequences (`fsdp/ulysses.py`)."""
+    """A TrainEngine over torch's FSDP2; ranks may share sequences, and split matrices (`fsdp/grid.py`)."""
 
     def __init__(self, spec: EngineSpec, rendezvous: Rendezvous) -> None:
         super().__init__(spec)
         join(rendezvous, self.device, from_host=spec.config.fsdp.offload_params)
-        self._group = ulysses.make_group(spec.sizes.cp, rendezvous.timeout_s)
+        self._grid = make_grid(spec.sizes, self.device.type, rendezvous.timeout_s)
         torch.manual_seed(spec.seed)
-        self._model = sharded_model(spec, self.device)
+        self._model = sharded_model(spec, self.device, self._grid)
         self._models = [self._model]
         self._vision = Vision(self._model, spec.path) if has_tower(self._model) else None
-        check_packing(self._model, self._vision, spec, self._group, self.device)
+        check_packing(self._model, self._vision, spec, self._grid, self.device)
         self._replay = RouterReplay(self._model)
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
@@ -122,12 +123,6 @@ class FSDPEngine(BaseEngine):
         self._saving = Saving(
             path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
         )
-
-    def _each_adapter(self) -> Iterator[str]:
-        """Yield each adapter while it is in use."""
-        for name in self._spec.adapters:
-            self.select(name)
-            yield name
 
     def _stage(self, adapter: str) -> dict[str, Any]:
         """Copy the state to host memory, for each adapter always the same, as new memory costs more than the copy."""
@@ -205,7 +200,9 @@ class FSDPEngine(BaseEngine):
             self._scaler.scale(mean).backward()
             return sums
 
-        return [sums_of(micro_batch) for micro_batch in micro_batches]
+        parts = [sums_of(micro_batch) for micro_batch in micro_batches]
+        self._grid.finish_gradients(self._model)
+        return parts
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """Return this rank's share. An actor's routers choose the experts of its routes; other models choose theirs."""
@@ -213,13 +210,12 @@ class FSDPEngine(BaseEngine):
             batch = replace(batch, routes=None)
         self._replay.check(batch)
         sizes = self._spec.sizes
-        dp_rank, cp_rank = divmod(dist.get_rank(), sizes.cp)
         reader = None if self._vision is None else self._vision.reader
         inputs = None if reader is None else reader.mark(batch)
         count, pack = packing.packs(
-            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=dp_rank, alignment=sizes.cp, inputs=inputs
+            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=self._grid.dp_rank, alignment=sizes.cp, inputs=inputs
         )
-        part = cache(lambda i: ulysses.part(pack(i), sizes.cp, cp_rank))
+        part = cache(lambda i: self._grid.part(pack(i)))
         return DeviceBatches(count, part, batch, wanted, self.device, reader)
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
@@ -253,13 +249,13 @@ class FSDPEngine(BaseEngine):
             position_ids=micro_batch.positions,
             use_cache=False,
             logits_to_keep=micro_batch.rows,
-            **attention.arguments(micro_batch, self._group),
+            **attention.arguments(micro_batch, self._grid.context),
             **images,
         ).logits.squeeze(0)  # whose gradient is a view, too
         return logits
 
     def _sum_over_context(self, tensor: Tensor) -> Tensor:
-        return ulysses.sum_over(self._group, tensor)
+        return self._grid.sum_over_sequences(tensor)
 
     def _means(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         return global_means(parts, self.device)

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.fsdp.checkpoint_names import has_tower, tower_parts
+from areal_like.trainer.fsdp.tensor_parallel import local
 from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
 
 __all__ = ["MATRICES", "Adapter", "adapted_layers", "attach", "whole_adapter"]
@@ -36,7 +37,7 @@ def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
 def _add(scale: float, layer: torch.nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     if layer.paused:
         return output
-    return output + F.linear(F.linear(inputs[0], layer.lora_A), layer.lora_B) * scale
+    return output + F.linear(F.linear(inputs[0], local(layer.lora_A)), local(layer.lora_B)) * scale
 
 
 def adapted_layers(model: PreTrainedModel) -> dict[str, torch.nn.Module]:

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -23,13 +21,17 @@ from areal_like.trainer.fsdp.checkpoint_names import (
     tower_parts,
 )
 from areal_like.trainer.fsdp.delta_nets import pack_delta_nets
+from areal_like.trainer.fsdp.grid import Grid
 from areal_like.trainer.fsdp.support import has_plain_attention, has_states, looks_ahead
+from areal_like.trainer.fsdp.tensor_parallel import split_matrices
 from areal_like.trainer.logprobs import fp32_logits
 from areal_like.trainer.value_head import new_head, stored_head
 
 
-def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
+def sharded_model(spec: EngineSpec, device: torch.device, grid: Grid) -> PreTrainedModel:
     """Build the model of `spec`; layers are gathered one at a time in its data type.
+
+    Ranks that split matrices have parts of those of the decoder's layers; all else is sharded over all ranks.
 
     Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used. Raises
     ValueError for a model whose attention is not what the layout and `mb_spec` need.
@@ -54,12 +56,15 @@ def sharded_model(spec: EngineSpec, device: torch.device) -> PreTrainedModel:
         head.forward = lambda hidden: _fp32_output(hidden, head)
     if engine.fsdp.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    if grid.tensor is not None:
+        split_matrices(model, grid.tensor)
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if engine.fsdp.offload_params and device.type == "cuda" else OffloadPolicy()
     for head in heads:
-        fully_shard(head, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
-    for part in (*tower_layers(model), *decoder_layers(model), model):
+        fully_shard(head, mesh=grid.everyone, mp_policy=MixedPrecisionPolicy(torch.float32), offload_policy=offload)
+    layers = decoder_layers(model)
+    for part in (*tower_layers(model), *layers, model):
+        mesh = grid.data if part in [*layers] else grid.everyone
         fully_shard(part, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return (model if spec.lora else model.float()).train()
 

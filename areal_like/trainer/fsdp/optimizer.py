@@ -1,6 +1,7 @@
 """AdamW with Megatron's conventions, so that a run under FSDP is the run under Megatron."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -52,11 +53,26 @@ def step_if_finite(optimizer: AdamW, largest_norm: float, scaler: GradScaler) ->
     """Clip and update, unless the gradient's norm is inf or nan; returns the norm, the same on every rank."""
     scaler.unscale_(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-    whole: Tensor = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    sharded_alike = _by_mesh(parameters)
+    norms = [_total_norm(alike) for alike in sharded_alike]
+    whole = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     measured = float(whole)
     if math.isfinite(measured):
-        torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, whole)
+        for alike in sharded_alike:
+            torch.nn.utils.clip_grads_with_norm_(alike, largest_norm, whole)
         scaler.step(optimizer)
     scaler.update()
     return measured
+
+
+def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return parameters by the ranks that share them, as an operation on several takes those of one mesh."""
+    found: dict[object, list[Tensor]] = {}
+    for parameter in parameters:
+        found.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+    return list(found.values())
+
+
+def _total_norm(parameters: Iterable[Tensor]) -> Tensor:
+    norm: Tensor = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -16,7 +15,8 @@ from areal_like.images import Images, draw, read_size
 from areal_like.trainer import packing
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.engine import EngineSpec
-from areal_like.trainer.fsdp import attention, ulysses
+from areal_like.trainer.fsdp import attention
+from areal_like.trainer.fsdp.grid import Grid
 from areal_like.trainer.fsdp.vision import Vision
 from areal_like.types import Batch, Ints
 
@@ -31,7 +31,7 @@ def check_packing(
     model: PreTrainedModel,
     vision: Vision | None,
     spec: EngineSpec,
-    group: dist.ProcessGroup | None,
+    grid: Grid,
     device: torch.device,
 ) -> None:
     """Compare two packed sequences with each alone in transformers' own attention; every rank has to call it.
@@ -42,7 +42,7 @@ def check_packing(
     """
     words = _words(model)
     batch, allowed = _two_sequences(words, vision), ROUNDING[spec.config.dtype]
-    compute = partial(_compute_packed, model, vision, spec, group, device)
+    compute = partial(_compute_packed, model, vision, spec, grid, device)
     with torch.no_grad():
         try:
             packed = compute(batch)
@@ -129,29 +129,29 @@ def _compute_packed(
     model: PreTrainedModel,
     vision: Vision | None,
     spec: EngineSpec,
-    group: dist.ProcessGroup | None,
+    grid: Grid,
     device: torch.device,
     batch: Batch,
 ) -> Tensor:
     """Return what a training step would compute for each response token, `[tokens]`; prompts are 0."""
-    cp, space = spec.sizes.cp, len(batch.tokens) + _PADDING
+    space = len(batch.tokens) + _PADDING
     mb_spec = MicroBatchConfig(max_tokens_per_mb=space, share_prompts=spec.config.mb_spec.share_prompts)
-    _, pack = packing.packs(batch, mb_spec, dp=1, dp_rank=0, alignment=cp)
+    _, pack = packing.packs(batch, mb_spec, dp=1, dp_rank=0, alignment=spec.sizes.cp)
     wanted = batch.fields["loss_mask"] > 0
-    part = ulysses.part(pack(0), cp, dist.get_rank() % cp)
+    part = grid.part(pack(0))
     micro_batch = to_device(part, batch, wanted, device, None if vision is None else vision.reader)
     logits = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,
         use_cache=False,
         logits_to_keep=micro_batch.rows,
-        **attention.arguments(micro_batch, group),
+        **attention.arguments(micro_batch, grid.context),
         **({} if vision is None else vision.arguments(micro_batch)),
     ).logits[0]
     found = torch.zeros(len(batch.tokens), device=device)
     selected = micro_batch.of_tokens(_select(logits, micro_batch.labels))
     found[torch.from_numpy(part.targets[wanted[part.targets]]).to(device)] = selected
-    return ulysses.sum_over(group, found)
+    return grid.sum_over_sequences(found)
 
 
 def _compute_alone(model: PreTrainedModel, vision: Vision | None, batch: Batch, device: torch.device) -> Tensor:

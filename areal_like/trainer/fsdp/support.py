@@ -1,6 +1,6 @@
 """Parts of a model that the FSDP trainer computes itself, or cannot, by its `config.json`. No torch, for preflight."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
@@ -31,6 +31,13 @@ REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 SEES_WHOLE_IMAGES = frozenset({"gemma3"})
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
 WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+# Families whose matrices ranks can split by transformers' plan (`fsdp/tensor_parallel.py`).
+SPLIT = frozenset(
+    {
+        *("exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "llama", "mistral", "olmo2", "phi3", "qwen2"),
+        *("qwen3", "seed_oss", "smollm3"),
+    }
+)
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
@@ -101,3 +108,11 @@ def _experts_apart(text: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     if isinstance(expert, int) and hidden in (expert, 2 * expert):
         return "moe_intermediate_size", expert, "transformers does not transpose the square matrices of experts"
     return None
+
+
+def find_undivided(family: str, heads: Iterable[int], t: int) -> str | None:
+    """Return why `t` ranks cannot split the matrices of a model with these numbers of query and of key heads."""
+    if family not in SPLIT:
+        return f"transformers has no plan of a {family} that the FSDP trainer can follow"
+    undivided = next((number for number in heads if number % t), None)
+    return None if undivided is None else f"{undivided} heads are not a multiple of {t}"

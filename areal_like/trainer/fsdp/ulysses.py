@@ -5,7 +5,6 @@ Source: DeepSpeed Ulysses (Jacobs et al., arXiv 2309.14509).
 
 import math
 from dataclasses import replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,14 +12,6 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce, all_to_all_single
 
 from areal_like.trainer.packing import MicroBatch
-
-
-def make_group(n: int, timeout_s: float) -> dist.ProcessGroup | None:
-    """Return the group of n neighbouring ranks that this one is in; None of one rank. Every rank has to call it."""
-    if n == 1:
-        return None
-    group, _ = dist.new_subgroups(n, timeout=timedelta(seconds=timeout_s))
-    return group
 
 
 def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
