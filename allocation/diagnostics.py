@@ -54,7 +54,7 @@ class Problem:
     """The result of a rule: one sentence, the spans in question, and the fix, in words or as settings.
 
     `source` is the text of the spans, if it is not the text that the rule runs on; `roles` are those in question, if
-    they are not the one that the rule runs on.
+    they are not the one that the rule runs on; `quoted` are the whole allocations that `help` suggests.
     """
 
     message: str
@@ -63,6 +63,7 @@ class Problem:
     source: Source | None = None
     remedy: Remedy | None = None
     roles: tuple[str, ...] = ()
+    quoted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class Finding:
 
     `spans` index `source.text`, the most important one first. `nearest` are whole strings, closest first, that were
     checked and are valid. `roles` are the roles in question, if they are known; `help` is `remedy` in words, if the
-    fix is a setting.
+    fix is a setting, and suggests the whole allocations `quoted`.
     """
 
     code: str
@@ -84,6 +85,7 @@ class Finding:
     nearest: tuple[str, ...] = ()
     remedy: Remedy | None = None
     roles: tuple[str, ...] = field(default=(), compare=False)
+    quoted: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def key(self) -> str | None:

@@ -4,7 +4,6 @@ The distance of a change is the sum of |log2(new / old)| over the changed counts
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,6 @@ LONGEST_TEXT = 160
 CURABLE = {"engine", "trainer", "server", "request", "placed", "planned", "room"}
 # Changing the experts or the data-parallel size leaves the model's own split as the user wrote it.
 _PREFERENCE = "edctpv"
-_QUOTED = re.compile(r"`(\w[^`]*:[^`]*)`")
 
 Findings = tuple[Finding, ...]
 Judge = Callable[[str | Mapping[str, str]], Findings]
@@ -38,7 +36,7 @@ def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Find
     which is itself wrong here is taken out.
     """
     checks = iter(range(MOST_CHECKS))
-    findings = tuple(f if _works(f.help, judge) else replace(f, help=None) for f in findings)
+    findings = tuple(f if all(_works(text, judge) for text in f.quoted) else replace(f, help=None) for f in findings)
     if isinstance(spec, str):
         return _attach(findings, Source(spec, key), judge, checks)
 
@@ -51,13 +49,10 @@ def with_remedies(spec: str | Mapping[str, str], key: str | None, findings: Find
     return findings
 
 
-def _works(help: str | None, judge: Judge) -> bool:
-    """Return whether every whole allocation that a help quotes is valid by itself."""
-    for quoted in _QUOTED.findall(help or ""):
-        tree, wrong = read(Source(quoted))
-        if not wrong and all(m.backend.text in BACKENDS for m in tree.members) and has_errors(judge(quoted)):
-            return False
-    return True
+def _works(text: str, judge: Judge) -> bool:
+    """Return whether to suggest an allocation: it is valid, or its backend or its spelling has a finding of its own."""
+    tree, wrong = read(Source(text))
+    return bool(wrong) or any(m.backend.text not in BACKENDS for m in tree.members) or not has_errors(judge(text))
 
 
 def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings], checks: Iterator[int]) -> Findings:

@@ -73,7 +73,7 @@ def run_rules(source: Source, *roles: str, **known: Any) -> list[Finding]:
             for p in islice(rule.check(*[known[name] for name in rule.needs]), MOST_PER_RULE):
                 where, about, help = p.source or source, p.roles or roles, p.remedy.text() if p.remedy else p.help
                 found = Finding(rule.code, rule.severity, p.message, where, p.spans, help, rule.megatron)
-                findings.append(replace(found, remedy=p.remedy, roles=about))
+                findings.append(replace(found, remedy=p.remedy, roles=about, quoted=p.quoted))
         except UnknownSize:
             continue
     return findings

@@ -25,7 +25,8 @@ _TERMINALS = {
 def empty(text: str) -> Iterator[Problem]:
     """An allocation names at least one engine."""
     if not text.strip():
-        yield Problem("the allocation is empty", help="write for example `sglang:d4+megatron:d4`")
+        example = "sglang:d4+megatron:d4"
+        yield Problem("the allocation is empty", help=f"write for example `{example}`", quoted=(example,))
 
 
 @rule("ALLOC-TOO-LONG", source=LANGUAGE)
@@ -40,7 +41,9 @@ def too_long(text: str) -> Iterator[Problem]:
 def dot_form(failure: Failure) -> Iterator[Problem]:
     """The older spelling with a dot is rejected, not guessed: it could not name engines."""
     if match := _DOT.match(failure.member):
-        yield Problem("the spelling with a dot is no longer supported", failure.whole, f"write `{match[1]}:{match[2]}`")
+        today = f"{match[1]}:{match[2]}"
+        message = "the spelling with a dot is no longer supported"
+        yield Problem(message, failure.whole, f"write `{today}`", quoted=(today,))
 
 
 @rule("ALLOC-BACKEND-MISSING", source=LANGUAGE)
@@ -50,8 +53,9 @@ def backend_missing(failure: Failure) -> Iterator[Problem]:
         dims = match[1].strip()
         letters = set(re.findall("[a-z]", dims))
         having = [name for name in ("megatron", "sglang") if letters <= set(BACKENDS[name].letters)]
-        help = "name the backend: " + ", ".join(f"`{name}:{dims}`" for name in having or ["megatron"])
-        yield Problem(f"`{dims}` has no backend", failure.whole, help)
+        named = tuple(f"{name}:{dims}" for name in having or ["megatron"])
+        help = f"name the backend: {', '.join(map('`{}`'.format, named))}"
+        yield Problem(f"`{dims}` has no backend", failure.whole, help, quoted=named)
 
 
 @rule("ALLOC-PARENTHESIS", source=LANGUAGE)
@@ -71,7 +75,10 @@ def syntax_error(unexplained: Failure) -> Iterator[Problem]:
     """The text violates the grammar at this position; the finding names what would fit."""
     expected = [words for name, words in _TERMINALS.items() if name in unexplained.expected]
     if not unexplained.member.strip():
-        yield Problem("an engine is missing here", unexplained.here, "write for example `megatron:d4`")
+        example = "megatron:d4"
+        yield Problem(
+            "an engine is missing here", unexplained.here, f"write for example `{example}`", quoted=(example,)
+        )
         return
     wanted = " or ".join(expected) or "nothing more"
     help = "a count is a positive integer, right after its letter: `d4`" if "DIMS" in unexplained.expected else None

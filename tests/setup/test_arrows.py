@@ -180,10 +180,9 @@ def test_endpoints_of_servers_are_named_only_where_sglang_is():
 TEXTS = {"message", "help", "error", "errors"}  # of findings and errors, by the names that code gives them
 READERS = {"partition", "rpartition", "split", "rsplit", "index", "find"}
 PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub"}
-# The modules that take such a text apart: of libraries and other processes, which have no facts, and three of ours.
+# The modules that take such a text apart: of libraries and other processes, which have no facts, and two of ours.
 READ_TEXTS = {
     "allocation.cli.arguments": "a help's names of Megatron, for which this command has options",
-    "allocation.nearest": "the allocations that a help quotes",
     "areal_like.cluster.workers": "Ray's",
     "areal_like.data.dataset": "problem and remedy of an ImageError",
     "areal_like.preflight.overrides": "the last line of a process that failed",
