@@ -7,6 +7,8 @@ included, says that the run has ended. Standard output is closed when all is don
 - descendants of the process that started the janitor, except its earlier CHILDREN (`12,34`) and their descendants;
 - processes that started with `AREAL_LIKE_RUN=RUN_ID` in their environment, and Ray workers that have joined the run
   (`member_file`), with their descendants.
+
+When a Ray worker ends while the run goes on, by SIGKILL for example, its descendants are killed.
 """
 
 import os
@@ -29,7 +31,7 @@ from areal_like.cluster.shared_memory import SharedMemoryWatch
 RUN_VARIABLE = "AREAL_LIKE_RUN"
 LOOK_S = 0.2  # between two scans of this host's processes
 _REST = 20  # multiples of a scan's duration, at least
-_MEMBER = "member."
+_MEMBER, _WORKER = "member.", "worker."
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 LIMIT_S = 60.0  # a process that survives SIGKILL this long waits for the system
 # These outlive their clients briefly to unlink shared memory, and end by themselves.
@@ -82,13 +84,17 @@ class _Run:
     def look(self) -> None:
         """Record descendants; slow scans, of thousands of processes, run less often."""
         if (now := time.monotonic()) >= self.next_look:
-            self.lineage.look(_find_joined(self.directory))
+            self._look()
+            _signal((each for each in self.lineage.find_abandoned() if not _is_cleaner(each)), signal.SIGKILL)
             self.next_look = now + _REST * (time.monotonic() - now)
+
+    def _look(self, *more: Identity) -> None:
+        workers = set(_find_joined(self.directory, _WORKER))
+        self.lineage.look([*_find_joined(self.directory, _MEMBER), *more], workers)
 
     def living(self) -> list[psutil.Process]:
         """Scan immediately; return all living members."""
-        by_environment = [identity(process.pid) for process in members(self.run_id)]
-        self.lineage.look([*_find_joined(self.directory), *by_environment])
+        self._look(*(identity(process.pid) for process in members(self.run_id)))
         return [process for process in self.lineage.living() if process.pid not in (os.getpid(), self.owner.pid)]
 
     def end(self) -> None:
@@ -108,13 +114,13 @@ class _Run:
             time.sleep(0.1)
 
 
-def member_file(directory: Path) -> Path:
+def member_file(directory: Path, is_worker: bool) -> Path:
     """Return the file that makes this process a member of the run with this temporary directory."""
-    return directory / f"{_MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
+    return directory / f"{_WORKER if is_worker else _MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
 
 
-def _find_joined(directory: Path) -> list[Identity]:
-    names = [file.name.removeprefix(_MEMBER).split(".") for file in directory.glob(f"{_MEMBER}*")]
+def _find_joined(directory: Path, kind: str) -> list[Identity]:
+    names = [file.name.removeprefix(kind).split(".") for file in directory.glob(f"{kind}*")]
     return [(int(pid), int(started)) for pid, started in names]
 
 

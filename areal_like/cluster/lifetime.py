@@ -165,22 +165,22 @@ def join_run(run_id: str) -> None:
 
 
 def end_with_run(run_id: str) -> None:
-    """Have this host's janitor of the run, if there is one, end this process and its descendants."""
+    """Have this host's janitor of the run, if there is one, end this process and its descendants.
+
+    If this process ends before the run, its descendants end within a second.
+    """
     adopt_orphans()
-    _join(temporary_directory(run_id))
-
-
-def _join(directory: Path) -> None:
+    directory = temporary_directory(run_id)
     _joined[directory] = identity(os.getpid())
     with suppress(OSError):
-        member_file(directory).touch()
+        member_file(directory, is_worker=True).touch()
 
 
 def _join_again() -> None:
     """Register this fork of a member as a member of its own, immediately, because the member may be killed."""
     for directory, member in _joined.items():
         with suppress(OSError):
-            member_file(directory).touch()
+            member_file(directory, is_worker=False).touch()
         if not lives(member):  # the janitor may have finished
             os._exit(1)
 

@@ -23,7 +23,8 @@ class Lineage:
     """The descendants of the process `root`, except its older children `others` and their descendants.
 
     With `until`, in clock ticks since boot, later children of `root` are excluded, too. Call `look` several times a
-    second: only a process that starts and loses its parent between two calls escapes.
+    second: only a process that starts and loses its parent between two calls escapes. Descendants of a worker, a
+    process that the others must not outlive, are recorded as its own.
     """
 
     def __init__(self, root: int, others: Set[int] = frozenset()) -> None:
@@ -31,10 +32,11 @@ class Lineage:
         self._root = root, table[root][1] if root in table else 0
         self._others = {(pid, table[pid][1]) for pid in others if pid in table}
         self._noted: set[Identity] = set()
+        self._workers: dict[Identity, Identity] = {}  # by descendant
         self.until = math.inf
 
-    def look(self, more: Iterable[Identity] = ()) -> None:
-        """Record the current descendants, and the processes `more` with their descendants."""
+    def look(self, more: Iterable[Identity] = (), workers: Set[Identity] = frozenset()) -> None:
+        """Record the current descendants, and the processes `more` and `workers` with their descendants."""
         table = _table()
         alive = {(pid, started) for pid, (_, started) in table.items()}
         children: dict[int, list[Identity]] = {}
@@ -42,23 +44,36 @@ class Lineage:
             children.setdefault(parent, []).append((pid, started))
         first = children.get(self._root[0], []) if self._root in alive else []
         self._noted |= {child for child in first if child[1] < self.until} - self._others
-        self._noted = (self._noted | set(more)) & alive
-        parents = [*self._noted]
-        while parents:
-            pid, _ = parents.pop()
-            new = {child for child in children.get(pid, ()) if child not in self._noted and child not in self._others}
+        self._noted = (self._noted | set(more) | workers) & alive
+        left = [*self._noted]
+        while left:
+            process = left.pop()
+            own = [child for child in children.get(process[0], ()) if child not in self._others]
+            worker = process if process in workers else self._workers.get(process)
+            if worker is not None:
+                self._workers |= dict.fromkeys(set(own) - self._workers.keys(), worker)
+            left += (new := set(own) - self._noted)
             self._noted |= new
-            parents += new
+        self._workers = {child: worker for child, worker in self._workers.items() if child in self._noted}
 
     def living(self) -> list[psutil.Process]:
         """Return the recorded processes that are alive."""
-        found = []
-        for noted in self._noted:
-            with suppress(psutil.Error):
-                process = psutil.Process(noted[0])
-                if lives(noted):
-                    found.append(process)
-        return found
+        return _living(self._noted)
+
+    def find_abandoned(self) -> list[psutil.Process]:
+        """Return the living descendants of workers that have ended."""
+        ended = {worker for worker in self._workers.values() if not lives(worker)}
+        return _living(child for child, worker in self._workers.items() if worker in ended)
+
+
+def _living(processes: Iterable[Identity]) -> list[psutil.Process]:
+    found = []
+    for each in processes:
+        with suppress(psutil.Error):
+            process = psutil.Process(each[0])
+            if lives(each):
+                found.append(process)
+    return found
 
 
 def identity(pid: int) -> Identity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
+from areal_like.cluster.janitor import LOOK_S
+from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.lineage import identity, lives
 
 HERE = Path(__file__).parent
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
-
+STARTED = 5  # by a call of hostile_job.start_all
 ENDS = [
     ("wait", "controller", signal.SIGKILL),
     ("succeed", "", 0),
@@ -39,6 +42,48 @@ def test_nothing_survives(tmp_path: Path, how: str, ended: str, number: int, old
 @pytest.mark.parametrize(("how", "ended", "number"), OF_RAY)
 def test_nothing_of_ray_survives(tmp_path: Path, how: str, ended: str, number: int) -> None:
     check("ray", tmp_path, how, ended, number, "alone")
+
+
+WORKER = """
+import os, sys
+from areal_like.cluster.lifetime import end_with_run, join_run
+from hostile_job import hang
+join_run(sys.argv[1])
+end_with_run(sys.argv[1])
+hang(sys.argv[2])
+"""
+
+
+def test_what_a_killed_worker_started_ends_while_the_run_goes_on(tmp_path: Path) -> None:
+    """Its children may hold a GPU that the next worker needs; another worker's children stay."""
+    run_id = secrets.token_hex(6)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    workers = []
+    with run_lifetime(run_id, adopts=False):
+        for name in ("killed", "other"):
+            (folder := tmp_path / name).mkdir()
+            command = [sys.executable, "-c", WORKER, run_id, str(folder)]
+            workers.append((subprocess.Popen(command, env=environment), folder))
+        hostile = [started(folder, STARTED) for _, folder in workers]
+        time.sleep(25 * LOOK_S)  # the janitor sees them, also on a busy machine
+        workers[0][0].kill()
+        workers[0][0].wait()
+        end = time.monotonic() + HUNG_S
+        while any(map(lives, hostile[0])) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not any(map(lives, hostile[0]))
+        assert all(map(lives, hostile[1])) and workers[1][0].poll() is None
+    workers[1][0].wait(HUNG_S)
+    assert not any(map(lives, hostile[1]))
+
+
+def started(folder: Path, count: int) -> list[tuple[int, int]]:
+    """The processes in a folder, once there are so many."""
+    limit = time.monotonic() + HUNG_S
+    while len(names := list(folder.iterdir())) < count and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert len(names) == count
+    return [(int(pid), int(start)) for pid, start in (file.name.split(".") for file in names)]
 
 
 def check(kind: str, tmp_path: Path, how: str, ended: str, number: int, with_older: str) -> None:
