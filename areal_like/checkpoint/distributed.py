@@ -29,7 +29,7 @@ _RECORDS = {
     ),
 }
 _TORN = (OSError, ValueError, TypeError, AttributeError, IndexError, EOFError, pickle.UnpicklingError)
-_WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
+_WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.", "visual.")
 _WRAPPED, _ADAPTERS = "module.", "lora."
 
 

@@ -25,6 +25,7 @@ from areal_like.errors import CheckpointError
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.preflight.model import find_spec
 from areal_like.preflight.weights import weight_files
+from areal_like.trainer.megatron.bridges.language_part import LANGUAGE_FAMILIES, language_part
 from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
 
 
@@ -108,7 +109,9 @@ def _bridge(path: Path, wanted: str | None) -> str:
     except ModelError as error:
         raise CheckpointError(str(error)) from error
     config = json.loads((path / "config.json").read_text())
-    family, fitting = config["model_type"], converting_bridges(config)
+    family, fitting = config["model_type"], converting_bridges(language_part(config))
+    if family in LANGUAGE_FAMILIES:  # the tower is written beside the language model of this bridge
+        fitting = [name for name in fitting if name == "megatron-bridge"]
     if not fitting:
         raise CheckpointError(f"neither bridge supports the model family {family} ({' and '.join(BRIDGES)})")
     if wanted is not None and wanted not in fitting:

@@ -68,6 +68,19 @@ def there_and_back(convert, source: Path, folder: Path, bridge: str) -> str:
     return said
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+def test_models_with_images_are_converted_with_their_towers(convert, tiny_vlm, tmp_path, family):
+    said = there_and_back(convert, tiny_vlm(family), tmp_path, "megatron-bridge")
+    names = load_file(tiny_vlm(family) / "model.safetensors").keys()
+    assert f"{len(names)} tensors, each mapped once by megatron-bridge" in said
+    assert any(name.startswith(("visual.", "model.visual.")) for name in names)
+
+
+def test_a_model_with_images_needs_megatron_bridge(convert, tiny_vlm, tmp_path):
+    said = convert(tiny_vlm("qwen3_vl"), tmp_path / "new", "--bridge", "mbridge", code=2)
+    assert "mbridge does not support the model family qwen3_vl; use --bridge megatron-bridge" in said
+
+
 @pytest.mark.parametrize(
     ("name", "bridge"),
     [("llama-tied", "megatron-bridge"), ("qwen3_moe", "mbridge"), ("deepseek_v3", "megatron-bridge")],

@@ -35,7 +35,7 @@ from areal_like.trainer.value_head import HEAD_NAME  # noqa: E402
 
 _ONE, _LOOPBACK = ParallelSizes(), "127.0.0.1"
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"  # of Megatron
-_HF_EMBEDDING, _HF_OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
+_HF_EMBEDDING, _HF_OUTPUT = "embed_tokens.weight", "lm_head.weight"  # the first after the names of its modules
 _COMPUTED = "*.rotary_emb.inv_freq"  # in old checkpoints; transformers computes it from the config
 _COPIED = "it is the embedding"
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -69,7 +69,7 @@ def to_megatron(
     """
     given, config = _headers(files), json.loads((path / "config.json").read_text())
     left, tensors = _drop(given, config, leave_out)
-    held = dtype or ("bfloat16" if given.dtypes.get(_HF_EMBEDDING) == "BF16" else "float32")
+    held = dtype or ("bfloat16" if given.dtypes.get(_embedding_of(given.files)) == "BF16" else "float32")
     model = _Model(bridge, path, held, value_head=HEAD_NAME in tensors.files)
     model.read(path, tensors)
     if target is not None:
@@ -211,11 +211,17 @@ def _drop(given: _Tensors, config: Mapping[str, Any], patterns: Sequence[str]) -
     """Return the reasons for omitted tensors by name, and all other tensors."""
     left = {name: "as asked" for name in given.files if any(fnmatch(name, pattern) for pattern in patterns)}
     left |= {name: "the config gives it" for name in given.files if fnmatch(name, _COMPUTED)}
-    tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, _HF_EMBEDDING} <= given.files.keys()
-    if tied and torch.equal(given.read(_HF_OUTPUT), given.read(_HF_EMBEDDING)):
+    embedding = _embedding_of(given.files)
+    tied = config.get("tie_word_embeddings") and {_HF_OUTPUT, embedding} <= given.files.keys()
+    if tied and torch.equal(given.read(_HF_OUTPUT), given.read(embedding)):
         left.setdefault(_HF_OUTPUT, _COPIED)
     shapes = {name: shape for name, shape in given.shapes.items() if name not in left}
     return left, _Tensors({name: given.files[name] for name in shapes}, given.dtypes, shapes)
+
+
+def _embedding_of(names: Iterable[str]) -> str:
+    """Return the name of the embedding in Hugging Face form, "" without one."""
+    return next((name for name in names if name.endswith(_HF_EMBEDDING)), "")
 
 
 def _check_names(source: Mapping[str, tuple[int, ...]], held: Iterable[tuple[str, tuple[int, ...]]]) -> None:
@@ -247,7 +253,7 @@ def _restore(weights: Iterable[tuple[str, Tensor]], record: Mapping[str, str] | 
         if record is not None and kind is None:
             raise CheckpointError(f"{TENSORS} does not name {name}, which is in the checkpoint")
         yield name, tensor.to(_TYPES[kind]) if kind in _TYPES else tensor
-        if name == _HF_EMBEDDING and record is not None and _HF_OUTPUT in record:
+        if name.endswith(_HF_EMBEDDING) and record is not None and _HF_OUTPUT in record:
             embedding = tensor
     if kind := missing.pop(_HF_OUTPUT, None):
         yield _HF_OUTPUT, embedding.to(_TYPES[kind]).clone()
