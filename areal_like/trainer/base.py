@@ -116,7 +116,7 @@ class BaseEngine(ABC):
         self._memory.onload(parts)
 
     def _exchange(self, adapter: str, skipped: int) -> int:
-        """Use another adapter; take and return the steps that each has skipped in a row."""
+        """Switch to another adapter; set and return the number of consecutive skipped steps."""
         raise RoleError(f"the {self._spec.role} has a single policy")
 
     def _each_adapter(self) -> Iterator[str]:
@@ -147,7 +147,7 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
-        """Return this rank's share, cut alike for every pass."""
+        """Return this rank's micro-batches, the same in every pass."""
 
     @abstractmethod
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor] | None:
@@ -182,7 +182,7 @@ class BaseEngine(ABC):
     def _read(
         self, batch: Batch, wanted: NDArray[np.bool], temperature: float = 1.0
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        """Return log-probs or values where they are wanted, computed without gradients."""
+        """Return the log-probs or values of the wanted tokens, without gradients."""
         micro_batches = self._micro_batches(batch, wanted)
         with self._memory.hold("params"), self._computing():
             outputs = self._outputs(micro_batches, temperature)
@@ -215,7 +215,7 @@ class BaseEngine(ABC):
         return total, {"loss_tokens": micro_batch.count, **sums}
 
     def _step(self, limit: int, learning_rate: float | None, put_back: Callable[[], None]) -> dict[str, float]:
-        """Update the weights and report on it; every rank sees the same numbers and decides alike."""
+        """Update the weights and return the metrics of the step; all ranks have the same numbers and decide alike."""
         groups = self._optimizer.param_groups
         scheduled = [group["lr"] for group in groups]
         for group in groups:

@@ -42,13 +42,12 @@ class TrainEngine(Protocol):
     def log_probs(
         self, batch: Batch, temperature: float = 1.0, adapted: bool = True
     ) -> tuple[NDArray[np.int64], Floats] | None:
-        """Log-probs of tokens with `loss_mask` 1, of all in a batch without: places in `batch.tokens`, and values.
+        """Return places in `batch.tokens` and the log-probs there: of tokens with `loss_mask` 1, or without it of all.
 
-        They are over the ids that `batch.kept` lists, and at the temperatures of its tokens, if it has them.
+        Probabilities are over the ids of `batch.kept` and at the temperatures of its tokens, if the batch has them.
 
-        Nothing predicts a sequence's first token, which has none. None where another rank gives the same. Together the
-        results cover the batch. Without `adapted` they are those of the model that has no adapters. Raises RoleError
-        for a critic.
+        A sequence's first token has no log-prob. Returns None on ranks whose results another rank returns; together the
+        results cover the batch. `adapted=False` computes the model without its adapters. Raises RoleError for a critic.
         """
 
     def values(self, batch: Batch) -> tuple[NDArray[np.int64], Floats] | None:
@@ -98,26 +97,25 @@ class TrainEngine(Protocol):
         """Write the adapters as PEFT does; they appear when they are complete. Raises RoleError without adapters."""
 
     def load_hf(self, path: Path, decay: float) -> None:
-        """Take the weights of a Hugging Face checkpoint and keep the share `decay` of the present ones.
+        """Load the weights of a Hugging Face checkpoint; the present weights keep the share `decay`.
 
         Raises RoleError for a role with an optimizer, which would continue from the present ones.
         """
 
     def save(self, path: Path) -> None:
-        """Begin to write model, optimizer and schedule to the directory `path`; any layout can load it.
+        """Start writing model, optimizer and schedule to the directory `path`; any layout can load them.
 
-        What is written is in host memory or on disk when this returns, so that training may continue. Of a reference it
-        is the weights, which are all that it has.
+        The state is in host memory or on disk when this returns; training may continue. A reference has weights only.
         """
 
     def is_saved(self) -> bool:
-        """Return whether this rank has written its share. Raises OSError where that failed, as on a full disk."""
+        """Return whether this rank has written its share. Raises OSError if writing failed, as on a full disk."""
 
     def finish_save(self) -> None:
         """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
 
     def load(self, path: Path) -> None:
-        """Continue from what `save` wrote. Raises FileNotFoundError when nothing is there."""
+        """Load what `save` wrote. Raises FileNotFoundError if `path` has no checkpoint."""
 
     def offload(self, parts: Collection[Part] = PARTS) -> None:
         """Move parts of the engine from its device to host memory; gradients, which no call leaves behind, are freed.
@@ -126,7 +124,7 @@ class TrainEngine(Protocol):
         """
 
     def onload(self, parts: Collection[Part] = PARTS) -> None:
-        """Move parts back to the device, but for those that rest in host memory between calls (`spec.resting`)."""
+        """Move parts back to the device, except those that stay in host memory between calls (`spec.resting`)."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine cannot be used afterwards."""

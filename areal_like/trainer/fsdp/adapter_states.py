@@ -49,7 +49,7 @@ class AdapterStates:
         }
 
     def select(self, name: str, skipped: int) -> int:
-        """Use another adapter; take and return the steps that each has skipped in a row. Raises KeyError."""
+        """Switch to another adapter; set and return the number of consecutive skipped steps. Raises KeyError."""
         if name == self.in_use:
             return skipped
         coming = self._others.pop(name)

@@ -1,8 +1,8 @@
 """Packed causal attention for transformers' models, under the name `packed`.
 
-A model is given one row of tokens and what it consists of.
-On GPUs torch's own variable-length kernel computes it, on a CPU and with soft caps padded groups. Of ranks that share a
-pack's tokens each computes some heads (`fsdp/ulysses.py`).
+A model receives one row of tokens and the ends of its sequences. On GPUs torch's variable-length kernel computes the
+attention; on a CPU, and with soft caps, padded groups do. Ranks that share a pack's tokens compute some heads each
+(`fsdp/ulysses.py`).
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ NAME = "packed"
 
 @dataclass(frozen=True)
 class Pieces:
-    """Pieces of a pack: where pieces end and the longest, of queries and of keys, which are at `places` of it.
+    """Pieces of a pack: their ends and the longest one, for queries and for keys; `places` are the keys' places in it.
 
-    `places` is None where each piece attends to itself alone.
+    `places` is None if each piece attends to itself alone.
     """
 
     ends: tuple[Tensor, Tensor]
@@ -36,7 +36,7 @@ class Pieces:
 
     @cached_property
     def groups(self) -> list[SequenceGroup]:
-        """The same for padded attention."""
+        """The pieces in groups of similar length, for padded attention."""
         return group_by_length(*self.ends)
 
 

@@ -10,7 +10,7 @@ from areal_like.trainer.packed_delta_net import DeltaRule, causal_convolution, p
 
 
 def pack_delta_nets(model: torch.nn.Module) -> None:
-    """Have transformers' own torch implementations start anew with each sequence of a pack."""
+    """Reset transformers' own torch implementations at the start of each sequence of a pack."""
     for module in model.modules():
         rule = getattr(module, "chunk_gated_delta_rule", None)
         if rule is not None and rule.__name__ == "torch_chunk_gated_delta_rule":

@@ -145,7 +145,7 @@ class FSDPEngine(BaseEngine):
                 self._take_state(state)
 
     def _take_state(self, state: dict[str, Any]) -> None:
-        """Take what `_state` returned and a checkpoint has filled."""
+        """Load the state that `_state` returned, after a checkpoint filled it."""
         if self._spec.optimizer is None:
             set_model_state_dict(self._model, state["model"])
             return

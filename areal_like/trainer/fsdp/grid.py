@@ -42,7 +42,7 @@ class Grid:
         return dist.get_rank() // (self.sizes.cp * self.sizes.tp)
 
     def part(self, pack: MicroBatch) -> MicroBatch:
-        """Return what this rank computes of a pack: a part of its tokens, and of these every t-th prediction."""
+        """Return this rank's part of a pack: some of its tokens, and every t-th prediction of those."""
         cp_rank, tp_rank = divmod(dist.get_rank() % (self.sizes.cp * self.sizes.tp), self.sizes.tp)
         own = ulysses.part(pack, self.sizes.cp, cp_rank)
         shared = slice(tp_rank, None, self.sizes.tp)
@@ -53,7 +53,7 @@ class Grid:
         return ulysses.sum_over(self.sequences, tensor)
 
     def finish_gradients(self, model: PreTrainedModel) -> None:
-        """Make what ranks that split matrices have in common the same on all of them."""
+        """Make the gradients of shared parameters equal on all ranks that split matrices."""
         if self.tensor is not None:
             finish_gradients(model, self.tensor)
 

@@ -19,7 +19,7 @@ MATRICES = ("lora_A", "lora_B")
 
 
 def attach(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
-    """Give a model that is not sharded yet new adapters in float32, which alone are trainable from then on."""
+    """Add new float32 adapters to a model that is not sharded yet; only they are trainable from then on."""
     model.requires_grad_(False)
     others = {model.get_output_embeddings()}
     if has_tower(model):

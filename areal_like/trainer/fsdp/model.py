@@ -75,7 +75,7 @@ def _fp32_output(hidden: torch.Tensor, head: torch.nn.Linear) -> torch.Tensor:
 
 
 def _without_dropout(model: PreTrainedModel) -> None:
-    """Have what is trained computed as it was sampled, as Megatron's trainer does."""
+    """Disable dropout, because servers sample without it; Megatron's trainer does the same."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

@@ -69,9 +69,9 @@ def looks_ahead(config: Mapping[str, Any]) -> bool:
 
 
 def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
-    """Return the kind of the model's rope, if transformers chooses it by the longest sequence that it is given.
+    """Return the kind of the model's rope, if transformers chooses it by the longest sequence of its input.
 
-    In a pack that is another than in the servers, where each sequence is alone.
+    For a pack it may choose another one than servers do, where each sequence is alone.
     """
     config = config.get("text_config") or config
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -81,7 +81,7 @@ def rope_of_lengths(config: Mapping[str, Any]) -> str | None:
 
 
 def field_apart(config: Mapping[str, Any]) -> tuple[str, Any, str] | None:
-    """Return a field of config.json, its value and why with it transformers does not compute what SGLang does."""
+    """Return a field of config.json with which transformers and SGLang differ, its value, and how they differ."""
     if config.get("model_type") == "qwen3_vl_moe":
         return _experts_apart(config.get("text_config") or {})
     if config.get("model_type") != "deepseek_v2":

@@ -103,7 +103,7 @@ def _language_model(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _rotary_axes(config: PretrainedConfig) -> Tensor:
-    """Return by which position each frequency turns, `[frequencies]`: 0 for time, 1 for height and 2 for width."""
+    """Return the position that rotates each frequency, `[frequencies]`: 0 for time, 1 for height, 2 for width."""
     rope = config.get_text_config().rope_parameters
     section = rope["mrope_section"]
     if not rope.get("mrope_interleaved"):

@@ -118,7 +118,7 @@ def delta_net_layers(config: TransformerConfig, vp_stage: int | None = None) -> 
 def _as_stored(norm: Any) -> type:
     """Return a norm whose weight is that of the checkpoint.
 
-    Megatron's is smaller by 1, as the other norms of these families, so bits of it would be lost there and back.
+    Megatron stores norms of these families minus 1, which would lose bits on the way there and back.
     """
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
     from megatron.bridge.models.qwen import qwen3_next_bridge, qwen35_bridge

@@ -31,7 +31,7 @@ def part_of(matrix: Tensor, part: str) -> Tensor:
 
 
 def pack(weights: Iterable[tuple[str, Tensor]], experts: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors as they come, and those of a layer's `experts` as one, as soon as it has all of them."""
+    """Yield tensors in order, and a layer's `experts` as one tensor when all of them have arrived."""
     partial: dict[str, Tensor] = {}
     missing: dict[str, int] = {}
     for name, weight in weights:

@@ -107,7 +107,7 @@ _ROPE_TYPES = {
 class BridgeProblem:
     """A problem of a model with a bridge: the finding's code, the field of config.json or the run's key, a remedy.
 
-    `value` is the field's value that would, as JSON, where one is known. `is_key`: `field` is a key of the run.
+    `value` is a supported value of the field as JSON, if one is known. `is_key`: `field` is a key of the run.
     """
 
     code: str
@@ -123,7 +123,7 @@ def bridge_problems(
 ) -> Iterator[BridgeProblem]:
     """Yield all problems of a model and a layout with a bridge; `config` is config.json, a `text_config` unwrapped.
 
-    `key` is that of a role's setting.
+    `key` returns the dotted key of a role's setting.
     """
     if bridge_type not in BRIDGES:
         message = f"{bridge_type!r} is not a bridge"

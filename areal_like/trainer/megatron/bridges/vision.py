@@ -56,7 +56,7 @@ class VisionBridge:
             yield from self._name_as_stored(_TOWER + name, self._from_first_stage(own.get(name), shape))
 
     def _pack_experts(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors of the language model, experts packed where a checkpoint has them so."""
+        """Return the tensors of the language model, with experts packed if the checkpoint packs them."""
         config = self._whole.config
         return pack(weights, config.text_config.num_experts) if config.model_type in TRANSPOSED else weights
 
