@@ -73,7 +73,7 @@ class DeviceMemory:
             for storage, size in zip(self._away[part], self._sizes[part], strict=True):
                 storage.resize_(size)
                 if part == "grads":
-                    _bytes(storage).zero_()
+                    bytes_of(storage).zero_()
             if part != "grads":
                 self._copy(part, to_host=False)
             del self._away[part]
@@ -101,7 +101,7 @@ class DeviceMemory:
             if block == len(blocks):
                 blocks.append(torch.empty(_BLOCK, dtype=torch.uint8, pin_memory=on_gpu))
             host = blocks[block][place : place + size]
-            device = _bytes(self._away[part][number])[start : start + size]
+            device = bytes_of(self._away[part][number])[start : start + size]
             target, source = (host, device) if to_host else (device, host)
             target.copy_(source, non_blocking=on_gpu)
 
@@ -110,7 +110,7 @@ class DeviceMemory:
             torch.cuda.synchronize(self._device)
 
 
-def _bytes(storage: UntypedStorage) -> Tensor:
+def bytes_of(storage: UntypedStorage) -> Tensor:
     """Return a whole storage, `[bytes]`."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 

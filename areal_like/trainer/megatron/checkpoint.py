@@ -1,6 +1,7 @@
 """Checkpoints of model, optimizer and schedule that any other layout can load (Megatron's dist_checkpointing)."""
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_items_iter, neste
 from megatron.core.dist_checkpointing.mapping import is_main_replica
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import MCoreSavePlanner, mcore_to_pyt_state_dict
+from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -29,34 +31,61 @@ from areal_like.trainer.saving import Saving
 optimizer_shards.install()
 
 
+type Written = dict[str, list[ShardedTensor | ShardedObject]]
+
+
+def make_copies(adapters: Iterable[str]) -> dict[str, HostCopies]:
+    """Return memory for the copies that `save_checkpoint` writes, of each of several adapters, or of `""` alone."""
+    return {name: HostCopies() for name in adapters}
+
+
 def save_checkpoint(
     path: Path,
     models: list[torch.nn.Module],
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
     *,
-    copies: HostCopies,
+    copies: Mapping[str, HostCopies],
+    adapters: Iterable[str] = ("",),
     group: dist.ProcessGroup | None = None,
 ) -> Saving:
     """Start a checkpoint in the directory `path`, which must be empty or new; every rank calls this function.
 
     On return, this rank's share is in `copies`, and training may continue. During the write, the ranks communicate in
     `group`, of gloo. The result equals that of `dist_checkpointing.save` (megatron-core 0.19.2), which makes training
-    wait for planning and completion.
+    wait for planning and completion. Of several `adapters`, which are in use as they are iterated, it has the state of
+    each below its name.
     """
-    state = sharded_state(models, optimizer, is_loading=False)
-    if scheduler is not None:
-        state["scheduler"] = scheduler.state_dict()
-    if optimizer is not None and (scale := loss_scale(optimizer)):
-        state["loss_scale"] = scale
-    sharded, common = save_preprocess(state, validate_access_integrity=False)  # torch checks its own plan
-    sharded["common_state"] = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
-    return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(_written_here(sharded, copies)), group))
+    written: Written = {}
+    common: dict[str, Any] = {}
+    for name in adapters:
+        state = sharded_state(models, optimizer, is_loading=False)
+        if scheduler is not None:
+            state["scheduler"] = scheduler.state_dict()
+        if optimizer is not None and (scale := loss_scale(optimizer)):
+            state["loss_scale"] = scale
+        sharded, own = save_preprocess(
+            _put_below(name, state), validate_access_integrity=False
+        )  # torch checks its plan
+        written |= _written_here(sharded, copies[name])
+        common |= own
+    found = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
+    if is_main_replica(found.replica_id):
+        written[found.unique_key] = [found]
+    return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(written), group))
 
 
-def _written_here(state: dict[str, Any], copies: HostCopies) -> dict[str, list[ShardedTensor | ShardedObject]]:
+def _put_below(adapter: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of one of several adapters below its name; of a single policy, `""`, as it is."""
+    if not adapter:
+        return state
+    add_prefix_for_sharding(state, f"{adapter}.")
+    return {adapter: state}
+
+
+def _written_here(state: dict[str, Any], copies: HostCopies) -> Written:
     """Return this rank's items to write by name, with copies instead of tensors."""
-    written: dict[str, list[ShardedTensor | ShardedObject]] = defaultdict(list)
+    written: Written = defaultdict(list)
     for value in nested_values(state):
         if is_main_replica(value.replica_id):
             written[value.unique_key if isinstance(value, ShardedObject) else value.key].append(value)
@@ -79,14 +108,17 @@ def load_checkpoint(
     models: list[torch.nn.Module],
     optimizer: MegatronOptimizer | None,
     scheduler: OptimizerParamScheduler | None,
+    adapter: str = "",
 ) -> None:
     """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
 
-    The position in the learning-rate schedule is loaded; its shape comes from the configuration.
+    The position in the learning-rate schedule is loaded; its shape comes from the configuration. Of several adapters,
+    that which is in use is loaded by its name.
     """
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no metadata.json)")
-    state = dist_checkpointing.load(sharded_state(models, optimizer, is_loading=True), str(path))
+    state = dist_checkpointing.load(_put_below(adapter, sharded_state(models, optimizer, is_loading=True)), str(path))
+    state = state[adapter] if adapter else state
     for name, model in zip(chunk_names(models), models, strict=True):
         _changing(model).load_state_dict(state[name], strict=False)  # TE's extra state may be absent
     if optimizer is None or scheduler is None:  # a reference
@@ -127,7 +159,7 @@ def sharded_state(
     state: dict[str, Any] = {}
     metadata = ensure_metadata_has_dp_cp_group({"chained_optim_avoid_prefix": True})
     for part in parts(optimizer):
-        _begin(part)
+        create_state(part)
     for name, model in zip(chunk_names(models), models, strict=True):
         state[name] = _changing(model).sharded_state_dict(metadata=metadata)
     if optimizer is not None:
@@ -135,7 +167,7 @@ def sharded_state(
     return state
 
 
-def _begin(part: MegatronOptimizer) -> None:
+def create_state(part: MegatronOptimizer) -> None:
     """Create the optimizer state if no step has created it: before a load, or after skipped steps only.
 
     Megatron's `init_state_fn` (0.19.2) leaves out an argument of Transformer Engine's low-precision Adam (2.16).

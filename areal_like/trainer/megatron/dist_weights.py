@@ -44,7 +44,7 @@ class WeightsFrom:
 
 def save_weights(path: Path, models: list[torch.nn.Module]) -> None:
     """Write the weights of this rank's chunks to the directory `path`, empty or new. Raises OSError."""
-    saving = save_checkpoint(path, models, None, None, copies=HostCopies())
+    saving = save_checkpoint(path, models, None, None, copies={"": HostCopies()})
     saving.finish()
 
 

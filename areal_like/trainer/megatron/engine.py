@@ -1,8 +1,9 @@
 """One rank of the Megatron trainer: each receives the same batch and selects its own share (`trainer/packing.py`)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch import Tensor
 from areal_like.trainer import packing
 from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
-from areal_like.trainer.engine import EngineSpec, Rendezvous
-from areal_like.trainer.host_copies import HostCopies
+from areal_like.trainer.engine import EngineSpec, Part, Rendezvous
 from areal_like.trainer.lora import Adapter
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import row_multiple, transformer_options
@@ -29,8 +29,9 @@ from megatron.core.utils import get_model_config  # noqa: E402
 
 from areal_like.trainer.logprobs import log_probs_and_entropy_of_hidden  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
+from areal_like.trainer.megatron.adapter_states import AdapterStates  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
-from areal_like.trainer.megatron.checkpoint import load_checkpoint, save_checkpoint  # noqa: E402
+from areal_like.trainer.megatron.checkpoint import load_checkpoint, make_copies, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import Head, forward_backward, make_replay  # noqa: E402
 from areal_like.trainer.megatron.images import enable_inputs, freeze_tower  # noqa: E402
@@ -73,8 +74,9 @@ class MegatronEngine(BaseEngine):
                 steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
                 self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
-        self._manage_memory(optimizer.tensors(self._wrapped, self._optimizer))
-        self._copies = HostCopies()
+            self._adapter_states = self._make_adapter_states()
+        self._manage_memory(self._tensors())
+        self._copies = make_copies(spec.adapters or ("",))
         self._replay: Any = None  # created by the first batch with routes
 
     def _backward(
@@ -115,6 +117,29 @@ class MegatronEngine(BaseEngine):
         optimizer.gather_weights(self._wrapped)
         return self._adapted.adapters() if self._adapted else iter(())
 
+    def _make_adapter_states(self) -> AdapterStates | None:
+        if not self._spec.adapters:
+            return None
+        return AdapterStates(self._spec.adapters, self._wrapped, self._optimizer, self._scheduler)
+
+    def _tensors(self) -> Mapping[Part, Callable[[], Iterable[Tensor]]]:
+        """Return the tensors of each part, with those of adapters that are not in use."""
+        found, others = optimizer.tensors(self._wrapped, self._optimizer), self._adapter_states
+        if others is None:
+            return found
+        params, states = found["params"], found["optimizer"]
+        return {
+            "params": lambda: chain(params(), others.params()),
+            "grads": found["grads"],
+            "optimizer": lambda: chain(states(), others.states()),
+        }
+
+    def _exchange(self, adapter: str, skipped: int) -> int:
+        if self._adapter_states is None:
+            return super()._exchange(adapter, skipped)
+        with cpu.cpu_as_cuda():
+            return self._adapter_states.select(adapter, skipped)
+
     def _take_weights(self, path: Path, decay: float) -> None:
         tensors = (tensor for model in self._models for tensor in (*model.parameters(), *model.buffers()))
         parameters = [tensor.data for tensor in tensors if tensor.is_floating_point()]
@@ -128,11 +153,15 @@ class MegatronEngine(BaseEngine):
             with cpu.cpu_as_cuda():
                 optimizer.gather_weights(self._wrapped)
             parts = self._wrapped, self._optimizer, self._scheduler
-            self._saving = save_checkpoint(path, *parts, copies=self._copies, group=self._saving_group)
+            adapters = self._each_adapter() if self._spec.adapters else ("",)
+            self._saving = save_checkpoint(
+                path, *parts, copies=self._copies, adapters=adapters, group=self._saving_group
+            )
 
     def load(self, path: Path) -> None:
         with self._memory.hold("params", "optimizer"), cpu.cpu_as_cuda():
-            load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler)
+            for name in self._each_adapter() if self._spec.adapters else ("",):
+                load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler, name)
 
     def shutdown(self) -> None:
         parallel.forget_last_pass(self._models)
