@@ -66,7 +66,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *of_restarts,
         *check_machine(config, device, plan, dry_run=dry_run),
         *policies.check(spec, tokenizer, plan),
-        *check_several_adapters(config, [each.algorithm for each in policies.each], plan),
+        *check_several_adapters(config, [each.algorithm for each in policies.each]),
         *check_teacher(config, algorithm, tokenizer, train, plan, spec),
         *check_options(config, device, spec, plan),
         *check_roles(views),

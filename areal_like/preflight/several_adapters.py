@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
-from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.findings import finding
 from areal_like.config.schema import ActorConfig, EngineConfig, RunConfig
@@ -13,10 +12,8 @@ _SHARED = {*EngineConfig.model_fields, "init_model", "optimizer", "use_lora", "p
 _SHARED |= {"target_modules", "ppo_n_minibatches"}  # of all adapters: their settings of `actor` are the other ones
 
 
-def check_several_adapters(
-    config: RunConfig, algorithms: Sequence[Algorithm | None], plan: Plan | None
-) -> Iterator[Finding]:
-    """Check that the trainer and the servers hold several adapters, and that each of the run's parts knows them."""
+def check_several_adapters(config: RunConfig, algorithms: Sequence[Algorithm | None]) -> Iterator[Finding]:
+    """Check that the servers hold several adapters, and that each of the run's parts knows them."""
     if not config.adapters:
         return
     if not config.actor.use_lora:
@@ -25,11 +22,6 @@ def check_several_adapters(
     if not config.weight_update.adapters:
         message = "servers that receive merged weights hold one adapter; several adapters need weight_update.adapters"
         yield finding("RUN-SEVERAL-SERVED", _KEY, message, "write weight_update={adapters: true, mode: disk}")
-    if plan is not None and plan.engine("actor").backend != "fsdp":
-        message = f"the {plan.engine('actor').backend} trainer trains one adapter; several adapters need fsdp"
-        key = "actor.backend" if config.allocation_mode is None else "allocation_mode"
-        help = f"use fsdp:d{plan.engine('actor').world_size} for the actor, or start a run for each adapter"
-        yield finding("RUN-SEVERAL-BACKEND", key, message, help)
     for name, adapter in config.adapters.items():
         for setting in adapter.actor:
             if setting in _SHARED and setting in ActorConfig.model_fields:
@@ -54,10 +46,6 @@ def _of_one_policy(config: RunConfig, algorithms: Sequence[Algorithm | None]) ->
             "write train_dataset.curriculum=null",
         ),
         "algorithm": (values, "use another algorithm than single_rollout"),
-        "rollout.drift_probe_tokens": (
-            config.rollout.drift_probe_tokens > 0,
-            "write rollout.drift_probe_tokens=0; log-probs are still compared before the first step",
-        ),
     }
     for key, (is_set, help) in parts.items():
         if is_set:

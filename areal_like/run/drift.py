@@ -7,7 +7,7 @@ run replays routes, the trainer's routers choose the experts that a server score
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -60,7 +60,8 @@ class DriftAlarm:
     """Compares servers and trainer in each step, warns, and ends the run after `rollout.drift_patience` steps.
 
     `say` gets the warnings; `has_experts`: whether the model is a mixture of experts, and `routes` in which form
-    servers return the experts that the trainer replays, if it does.
+    servers return the experts that the trainer replays, if it does. Of several adapters each has an alarm, with its
+    name and its trainer.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class DriftAlarm:
         *,
         has_experts: bool,
         routes: RouteShape | None = None,
+        adapter: str | None = None,
     ) -> None:
         self._config, self._trainer, self._pool, self._sync, self._say = config, trainer, pool, sync, say
-        self._has_experts, self._routes = has_experts, routes
+        self._has_experts, self._routes, self._adapter = has_experts, routes, adapter
         self._allowed = allowed_logprob_diff(config)
         self._probe: Probe | None = None
         self._since: dict[str, list[int]] = {"probe": [], "generation": []}  # versions in a row beyond the limit
@@ -164,8 +166,9 @@ class DriftAlarm:
         versions.append(version)
         patience = self._config.rollout.drift_patience
         last = len(versions) >= patience
+        policy = f" of the adapter {self._adapter}" if self._adapter else ""
         fact = (
-            f"servers and trainer have different log-probs at version {_range(versions)}: "
+            f"servers and trainer have different log-probs{policy} at version {_range(versions)}: "
             f"{measured:.2g} nats per token on average; rollout.max_logprob_diff allows {self._allowed:g}"
         )
         reason = await cause(last)
@@ -199,7 +202,8 @@ class DriftAlarm:
         if self._config.rollout.alternates or server is None:
             return distances
         tokens = probe.batch.tokens[: probe.batch.lengths[0]]
-        pairs = await measure_pairs(server, self._trainer, tokens, self._routes, Deadline(PROBE_S))
+        about = server, self._trainer, tokens, self._routes, Deadline(PROBE_S), self._adapter
+        pairs = await measure_pairs(*about)
         return replace(distances, pairs=pairs)
 
     async def _differing_weights(self, version: int) -> dict[str, str] | None:
@@ -214,7 +218,8 @@ class DriftAlarm:
             unchanged = [server for server in servers if server.name not in noted]
             noted.update(server.name for server in unchanged)
             await asyncio.gather(*(server.note_weights(deadline.left) for server in unchanged))
-            async with compare_checksums(self._trainer, servers, deadline):
+            adapters = self._config.weight_update.adapters  # alone are not the weights that the trainer sums up
+            async with nullcontext() if adapters else compare_checksums(self._trainer, servers, deadline):
                 yield
             found = await asyncio.gather(*(_problem(server, deadline.left) for server in servers))
             problems.update({server.name: text for server, text in zip(servers, found, strict=True)})
@@ -239,7 +244,13 @@ class DriftAlarm:
             item = chosen[number]
             start, left_s = int(np.argmax(item.generated)) - 1, deadline.left
             return await server.token_scores(
-                item.tokens, left_s, start=start, cache=cache, shape=self._routes, images=item.images
+                item.tokens,
+                left_s,
+                start=start,
+                cache=cache,
+                shape=self._routes,
+                images=item.images,
+                adapter=self._adapter,
             )
 
         async def scores(cache: Callable[[int], str | None]) -> Score:

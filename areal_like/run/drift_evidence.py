@@ -15,7 +15,12 @@ PAIRS = 16
 
 
 async def measure_pairs(
-    server: Server, trainer: Trainer, tokens: Ints, shape: RouteShape | None, deadline: Deadline
+    server: Server,
+    trainer: Trainer,
+    tokens: Ints,
+    shape: RouteShape | None,
+    deadline: Deadline,
+    adapter: str | None = None,
 ) -> float | None:
     """Return the mean distance of log-probs after a single token, which attends to nothing else; None if it fails.
 
@@ -25,7 +30,7 @@ async def measure_pairs(
     pairs = [tokens[place : place + 2] for place in places]
     try:
         scores = [
-            await server.token_scores(pair, deadline.left, start=0, cache=f"pair {place}", shape=shape)
+            await server.token_scores(pair, deadline.left, start=0, cache=f"pair {place}", shape=shape, adapter=adapter)
             for place, pair in zip(places, pairs, strict=True)
         ]
     except ServerError:

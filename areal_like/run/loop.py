@@ -118,9 +118,11 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     await parts.sharing.to_servers()
     with record.phase("wait for rollouts"):
         trajectories = await parts.collector.next_batch()
-    if parts.drift:
+    shares = split(trajectories, parts.policies).items()
+    alarms = [(parts.policies[name].drift, own) for name, own in shares] or [(parts.drift, trajectories)]
+    if probed := [(alarm, own) for alarm, own in alarms if alarm]:
         with record.phase("drift probe"):
-            await parts.drift.score(trajectories)
+            await asyncio.gather(*(alarm.score(own) for alarm, own in probed))
     await parts.sharing.to_trainer(evaluating)
     return trajectories
 
@@ -130,7 +132,7 @@ async def _train_and_compare(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Train one step. Return its statistics, and the distance of servers and trainer on the drift alarm's probe."""
     if parts.policies:
-        return await _train_adapters(parts, trajectories, version, record), {}
+        return await _train_adapters(parts, trajectories, version, record)
     if parts.drift is None:
         return await train_step(config, parts, trajectories, version, record), {}
     with record.phase("drift probe"):
@@ -142,20 +144,26 @@ async def _train_and_compare(
 
 async def _train_adapters(
     parts: Parts, trajectories: Sequence[Trajectory], version: int, record: Record
-) -> dict[str, float]:
-    """Train each adapter on its own trajectories; return means of their statistics, and each one's by `NAME/`."""
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Train each adapter on its own trajectories; return means of their statistics, and each one's by `NAME/`.
+
+    Of the distances on probes it returns the largest, and each adapter's.
+    """
     found: dict[str, dict[str, float]] = {}
+    probed: dict[str, float] = {}
     for name, own in split(trajectories, parts.policies).items():
         policy = parts.policies[name]
-        alone = replace(parts, algorithm=policy.algorithm, trainer=policy.trainer, policies={})
-        if stats := await train_step(policy.config, alone, own, version, record):
-            found[name] = stats
+        alone = replace(parts, algorithm=policy.algorithm, trainer=policy.trainer, drift=policy.drift, policies={})
+        stats, apart = await _train_and_compare(policy.config, alone, own, version, record)
+        found |= {name: stats} if stats else {}
+        for tag, distance in apart.items():
+            probed |= {tag: max(distance, probed.get(tag, 0.0)), f"{name}/{tag}": distance}
         policy.note_missing(len(own), missing=not stats, step=version + 1)
     if not found:
-        return {}
+        return {}, probed
     tokens = {"tokens": sum(stats["tokens"] for stats in found.values())}
     each = {f"{name}/{tag}": value for name, stats in found.items() for tag, value in stats.items()}
-    return mean(list(found.values())) | tokens | each
+    return mean(list(found.values())) | tokens | each, probed
 
 
 async def _check_logprobs(config: RunConfig, parts: Parts, trajectories: Sequence[Trajectory]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.cluster.run import Cluster
@@ -74,7 +75,8 @@ async def train(
     results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
         if adapters:
-            parts = make_adapter_parts(job, state, adapters, sync, serving.scoring, groups)
+            alarms = partial(make_drift_alarm, pool=pool, sync=sync, say=view.say)
+            parts = make_adapter_parts(job, state, adapters, sync, serving.scoring, groups, alarms)
         else:
             rewards, workflows = serving.scoring[""]
             parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, serving.teacher, results)
@@ -89,7 +91,7 @@ async def train(
             servers=pool.statistics,
             recovery=recovery,
             sharing=sharing,
-            drift=make_drift_alarm(job, trainer, pool, sync, view.say),
+            drift=None if adapters else make_drift_alarm(job, trainer, pool, sync, view.say),
         )
         async with gc_tuned():
             await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
@@ -98,8 +100,9 @@ async def train(
 def make_drift_alarm(
     job: Job, trainer: Trainer, pool: ServerPool, sync: WeightSync, say: Callable[[str], None]
 ) -> DriftAlarm | None:
-    """Return the drift alarm of a run, None if it has no probes (`rollout.drift_probe_tokens`)."""
+    """Return the drift alarm of a run or of one of its adapters, None without probes (`rollout.drift_probe_tokens`)."""
     if not job.config.rollout.drift_probe_tokens:
         return None
     spec = job.models.get("actor")
-    return DriftAlarm(job.config, trainer, pool, sync, say, has_experts=bool(spec and spec.experts), routes=job.routes)
+    experts, routes = bool(spec and spec.experts), job.routes
+    return DriftAlarm(job.config, trainer, pool, sync, say, has_experts=experts, routes=routes, adapter=job.adapter)

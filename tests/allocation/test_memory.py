@@ -193,6 +193,19 @@ def test_the_routes_of_a_micro_batch_are_counted_where_the_actor_replays_them():
     assert {item.name: item.bytes for item in halves}["expert routes"] == work.tokens // 2 * 48 * 8 * (1 + 8)
 
 
+def test_under_fsdp_ranks_that_split_matrices_gather_less_and_have_whole_hidden_states():
+    work = Workload(load_model("qwen3-8b"), MegatronSettings(), batch=BATCH)
+    whole, split = (
+        {item.name: item.bytes for item in fsdp_trainer("actor", sizes, work).phase("forward and backward").items}
+        for sizes in (ParallelSizes(dp=8), ParallelSizes(dp=4, tp=2))
+    )
+    shards = "weights (float32 shards)"
+    assert split[shards] == pytest.approx(whole[shards], rel=1e-3)  # of both on eight ranks
+    assert split["logits"] == whole["logits"] // 2
+    assert split["gathered layers"] < whole["gathered layers"]
+    assert whole["activations"] / 2 < split["activations"] < whole["activations"]
+
+
 @given(pipelines(((2, 2), (3, 2), (4, 3)), every=False), st.sampled_from([1, 2, 8]))
 def test_chunks_of_any_length_are_kept_as_long_as_the_schedule_runs(case, micro_batches):
     """The interleaved schedule, one forward and backward after the other, of the first stage."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from areal_like.config.findings import ConfigError
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.covers("LoRA")
 
 RIGHT = (
     *("actor.use_lora=true", "actor.backend=fsdp:d1", "weight_update={adapters: true, mode: disk}"),
-    *("rollout.drift_probe_tokens=0", "warm_start=null", "adapters={math: {}, code: {algorithm: dr_grpo}}"),
+    *("warm_start=null", "adapters={math: {}, code: {algorithm: dr_grpo}}"),
 )
 
 
@@ -48,9 +50,7 @@ def test_an_adapter_with_another_kind_of_reward_has_none_of_the_run(checked):
     [
         (["actor.use_lora=false"], "RUN-SEVERAL-LORA", "adapters"),
         (["weight_update={}"], "RUN-SEVERAL-SERVED", "adapters"),
-        (["actor.backend=megatron:d1"], "RUN-SEVERAL-BACKEND", "actor.backend"),
         (["adapters.code.actor={lora_rank: 3}"], "RUN-SEVERAL-SHARED", "adapters.code.actor.lora_rank"),
-        (["rollout.drift_probe_tokens=64"], "RUN-SEVERAL-PARTS", "rollout.drift_probe_tokens"),
         (["critic={}"], "RUN-SEVERAL-PARTS", "critic"),
         (["ref={update_every_steps: 1}"], "RUN-SEVERAL-PARTS", "ref"),
         (["adapters.code={train_dataset: {curriculum: {}}}"], "RUN-SEVERAL-PARTS", "train_dataset.curriculum"),
@@ -64,6 +64,14 @@ def test_a_fault_is_found_at_its_key(checked, overrides, code, key):
     found = checked(*overrides)
     assert found.job is None
     assert key in [each.key for each in found.findings if code is None or each.code == code]
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d1", "megatron:d1", "megatron:d1t2"])
+@pytest.mark.parametrize("workflow", ["null", f"{Path(__file__).parents[1]}/run/opposite_agent.py:run"])
+def test_either_trainer_and_agents_may_have_several_adapters(checked, backend, workflow):
+    found = checked(f"actor.backend={backend}", f"workflow={workflow}", "cluster.n_gpus_per_node=3")
+    assert [each.code for each in found.findings if each.severity == "error"] == []
+    assert [own.adapter for own in found.job.adapters] == ["math", "code"]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ class FakeServer:
         cache: str | None,
         shape: RouteShape | None,
         images: Images = (),
+        adapter: str | None = None,
     ) -> tuple[np.ndarray, Routes | None]:
         if self.fails:
             raise ServerError(f"{self.name} is busy", "late", [self.name])
@@ -118,7 +119,12 @@ class Scene:
     """A run of two servers, whose log is `said`; `calls` counts the trainer's passes."""
 
     def __init__(
-        self, servers: Sequence[FakeServer], *settings: str, experts: bool = False, routes: RouteShape | None = None
+        self,
+        servers: Sequence[FakeServer],
+        *settings: str,
+        experts: bool = False,
+        routes: RouteShape | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.said: list[str] = []
         self.passes: list[Batch] = []
@@ -126,7 +132,7 @@ class Scene:
         self.sent: list[int] = []
         config = load(CONFIG, [f"rollout.max_logprob_diff={LIMIT}", *settings]).config
         given = (config, self, self.pool, self, self.said.append)
-        self.alarm = DriftAlarm(*cast(Any, given), has_experts=experts, routes=routes)
+        self.alarm = DriftAlarm(*cast(Any, given), has_experts=experts, routes=routes, adapter=adapter)
 
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
         assert temperature == 1.0

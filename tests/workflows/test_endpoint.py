@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from limits import HUNG_S
 from scripted import END, says, session
 
+from areal_like.rollout.pool import Sampling
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.client import Clients
 from areal_like.workflows.endpoint import Endpoint
@@ -60,9 +62,28 @@ def test_an_agent_in_another_process_is_recorded():
 
 def post(recorded: Any, *requests: tuple[str, dict[str, Any]], key: str | bytes | None = None) -> list[httpx.Response]:
     sessions = OpenSessions()
-    with Endpoint(sessions) as endpoint, sessions.open(recorded) as own, httpx.Client(trust_env=False) as http:
+    with (
+        Endpoint(sessions) as endpoint,
+        sessions.open(recorded) as own,
+        httpx.Client(trust_env=False, timeout=HUNG_S) as http,
+    ):
         headers = {"x-api-key": own if key is None else key}
         return [http.post(endpoint.base_url + path, json=body, headers=headers) for path, body in requests]
+
+
+@pytest.mark.parametrize("adapter", [None, "math"])
+def test_every_request_of_an_agent_uses_the_adapter_of_its_episode(adapter):
+    recorded, model = session("plain", says("ab", "th"), sampling=Sampling(9, 0.7, adapter=adapter))
+    used = []
+
+    async def sample(tokens: Any, sampling: Sampling, **more: Any) -> Any:
+        used.append(sampling.adapter)
+        return await model.sample(tokens, sampling, **more)
+
+    recorded.sample = sample
+    replies = post(recorded, ("/chat/completions", QUESTION | {"temperature": 0.5}), ("/messages", QUESTION))
+    assert [reply.status_code for reply in replies] == [200, 200]
+    assert used == [adapter] * 2
 
 
 def test_a_wrong_key_reaches_nothing():

@@ -259,12 +259,15 @@ class Server:
         cache: str | None = None,
         shape: RouteShape | None = None,
         images: Images = (),
+        adapter: str | None = None,
     ) -> tuple[Floats, Routes | None]:
         """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with.
 
-        `images` are those of the tokens up to `start`.
+        `images` are those of the tokens up to `start`. `adapter` is the name of one of several that the server has.
         """
         more: Body = {} if shape is None else {"return_routed_experts": True}
+        if adapter is not None:
+            more["lora_path"] = adapter
         if images:
             more["image_data"] = _as_base64(images)
         info = await self._score(tokens, timeout_s, start, more, cache)

@@ -18,12 +18,14 @@ from areal_like.weights.sync import SyncSpec
 class AdapterSync:
     """`weight_update.adapters`. Servers generate while adapters are written to the spec's directory.
 
-    A server receives the adapters that were trained since its last update, and all of them if it is new.
+    A server receives the adapters that were trained since its last update, and all of them if it is new or if a
+    version is sent again, as the drift alarm does to compare them.
     """
 
     trainer: Trainer
     pool: ServerPool
     spec: SyncSpec
+    _sent: int | None = field(default=None, init=False)  # version
     _held: dict[Server, Mapping[str, int]] = field(default_factory=dict, init=False)  # adapters, and their steps
 
     @property
@@ -37,10 +39,11 @@ class AdapterSync:
         """Write adapters, have every server replace its own, and remove the files however that ends."""
         trainers, writing, written = self._trainers, asyncio.Lock(), set[str]()
         steps = {name: trainer.trained for name, trainer in trainers.items()}
-        directory = self.spec.directory / f"adapters-{version}"
+        directory, again = self.spec.directory / f"adapters-{version}", version == self._sent
+        self._sent = version
 
         def missing(server: Server) -> list[str]:
-            held = self._held.get(server, {})
+            held = {} if again else self._held.get(server, {})
             return [name for name in trainers if held.get(name) != steps[name]]
 
         async def write(names: Iterable[str], timeout_s: float) -> None:

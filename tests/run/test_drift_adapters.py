@@ -1,0 +1,98 @@
+"""With several adapters, servers and trainer are compared by the adapter of each response."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from running import CONFIG
+from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
+
+from areal_like.config.load import load
+from areal_like.errors import LogprobDrift
+from areal_like.per_token import Routes
+from areal_like.run import loop
+from areal_like.run.loop import Parts
+from areal_like.run.policies import Policy
+from areal_like.types import Ints
+
+pytestmark = pytest.mark.covers("drift alarm", "LoRA")
+
+OFF = 0.3
+CONFIGURATION = load(CONFIG).config
+
+
+class AdapterServer(FakeServer):
+    """A server with a fault of its own in each adapter."""
+
+    def __init__(self, faults: dict[str | None, Fault]) -> None:
+        super().__init__("server 0")
+        self.faults = faults
+        self.asked: set[str | None] = set()
+
+    async def token_scores(
+        self, tokens: Ints, timeout_s: float, *, adapter: str | None = None, **more: Any
+    ) -> tuple[np.ndarray, Routes | None]:
+        self.asked.add(adapter)
+        self.fault = self.faults.get(adapter)
+        return await super().token_scores(tokens, timeout_s, **more)
+
+
+async def step(scenes: dict[str, Scene], version: int) -> dict[str, float]:
+    """A step of the loop on responses of both adapters; returns the distances of its probes."""
+    batch = responses(group=2)  # and one of group 3, which is the second adapter's
+
+    async def next_batch() -> list[Any]:
+        return batch
+
+    unused: Any = SimpleNamespace(next_batch=next_batch)
+    policies = {
+        name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused, dict, scene.alarm)
+        for name, scene in scenes.items()
+    }
+    parts = Parts(*[unused] * 6, policies=policies)
+    record: Any = SimpleNamespace(phase=lambda name: nullcontext())
+    trajectories = await loop._next_batch(parts, record, None)
+    stats, probed = await loop._train_and_compare(cast(Any, None), parts, trajectories, version, record)
+    assert stats["math/logprob_diff"] == stats["code/logprob_diff"] == 0
+    return probed
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    async def train_step(*_: Any) -> dict[str, float]:
+        return {"tokens": 1.0, "logprob_diff": 0.0}
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+
+
+def test_the_adapter_that_drifts_is_named_and_ends_the_run(trained):
+    server = AdapterServer({"code": added(OFF)})
+    scenes = {name: Scene([server], "rollout.drift_patience=2", adapter=name) for name in ("math", "code")}
+
+    async def run() -> None:
+        probed = await step(scenes, 0)
+        assert probed["math/logprob_diff_probe"] < LIMIT
+        assert probed["code/logprob_diff_probe"] == pytest.approx(OFF, rel=1e-3) == probed["logprob_diff_probe"]
+        with pytest.raises(LogprobDrift, match="different log-probs of the adapter code at version 0 to 1: "):
+            await step(scenes, 1)
+
+    asyncio.run(run())
+    assert server.asked == {"math", "code"}
+    assert scenes["math"].said == []
+    assert [text for text in scenes["code"].said if "of the adapter code at version 0: " in text]
+
+
+def test_adapters_alone_are_compared_by_what_a_server_held_before(trained):
+    """Checksums of merged weights are not those of what is sent."""
+    server = AdapterServer({"code": added(OFF)})
+    server.wrong = "1 of 9 tensors differ: code.layers.0; transport"
+    settings = ("rollout.drift_patience=1", "weight_update={adapters: true, mode: disk}", "actor.use_lora=true")
+    scenes = {name: Scene([server], *settings, adapter=name) for name in ("math", "code")}
+    with pytest.raises(LogprobDrift, match=r"the weights of server 0.*code\.layers\.0"):
+        asyncio.run(step(scenes, 0))
+    assert scenes["code"].sent == [0]
