@@ -120,7 +120,7 @@ def _of_model(found: Finding) -> Finding:
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
     if family in WITH_IMAGES:
-        why = NOT_ON_CPU.get(f"{family}_text")
+        why = NOT_ON_CPU.get(family)
         on_cpu = f"no: its CPU server {why}" if why else "yes"
         return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes, but no test shows it"}
     if family in SEES_WHOLE_IMAGES:

@@ -309,7 +309,7 @@ SERVED = (
         "qwen3",
     ),
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", "gpt_oss", "minimax_m2"),
-    *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"),
+    *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
 )
 TIED = {family: {"tie_word_embeddings": True} for family in ("gemma", "gemma2", "gemma3_text")}
 

@@ -5,8 +5,11 @@ from dataclasses import replace
 import pytest
 from test_preflight import check
 
+from allocation.vision import Tower
 from areal_like.config.load import load
 from areal_like.preflight.options import check_options
+
+TOWER = Tower(layers=1, hidden=8, ffn=16, gated=False, pixels=12, merged=4, ends=8)
 
 
 @pytest.mark.parametrize(
@@ -14,7 +17,9 @@ from areal_like.preflight.options import check_options
     [
         ({"family": "exaone4"}, "has no attention for it"),
         ({"family": "gemma2"}, None),
-        ({"family": "qwen3_next"}, "no gated delta nets"),
+        *(({"family": name}, None) for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
+        ({"family": "qwen3_5_text", "tower": TOWER}, "qwen3_5, and SGLang's CPU server is not tested with it"),
+        ({"family": "qwen3_vl_text", "tower": TOWER}, None),
         ({"family": "glm"}, "no code of its own"),
         ({"family": "gpt_oss"}, None),
         *(({"family": name}, None) for name in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")),

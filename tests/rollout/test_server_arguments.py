@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from allocation import ParallelSizes
+from allocation.model_spec import known_models
 from areal_like.config.load import load
+from areal_like.rollout.sglang.cpu_stand_ins import adapt_arguments
 from areal_like.rollout.sglang.options import server_arguments
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
@@ -77,3 +83,20 @@ def last_value(keys: list[str], servers: int, flag: str) -> int:
     arguments = server_arguments(load(CONFIG, keys).config, Path("model"), ParallelSizes(dp=servers), "cuda")
     places = [at for at, argument in enumerate(arguments) if argument == flag]
     return int(arguments[places[-1] + 1])
+
+
+@pytest.mark.parametrize(
+    ("model", "free", "expected"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2**40, "40"),  # of 10 sequences
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2**30, "3"),  # of 75 MiB each
+        ("Qwen/Qwen3-0.6B", 2**40, None),
+    ],
+)
+def test_a_cpu_server_keeps_few_states_of_delta_nets(tmp_path, monkeypatch, model, free, expected):
+    architecture = "Qwen3NextForCausalLM" if expected else "Qwen3ForCausalLM"
+    (tmp_path / "config.json").write_text(json.dumps({**known_models()[model], "architectures": [architecture]}))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    limits = ["--max-total-tokens", "1000", "--context-length", "100"]
+    arguments = adapt_arguments(["--model-path", str(tmp_path), *limits])
+    assert dict(pairwise(arguments)).get("--max-mamba-cache-size") == expected

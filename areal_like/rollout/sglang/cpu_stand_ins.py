@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from allocation.model_spec import from_config
+
 ATTENTION = "torch_native"
+STATES = 4  # of delta nets, per sequence: one is computed with, and the others serve prefixes
+MEMORY_SHARE = 4  # a quarter of what is free, for these at most
+TOKENS = 512  # of a sequence, on servers that are not told how long it can be
 # By the architectures that SGLang serves with other attention only: the name under which ours passes for that
 _UNDER_ANOTHER_NAME = {"GptOssForCausalLM": "triton"}
 _WITH_LATENT_KEYS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
+_WITH_DELTA_NETS = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
 
 
-def name_attention(arguments: list[str]) -> list[str]:
-    """Return a server's arguments with the name of the CPU's attention that SGLang takes for the model."""
-    config = Path(arguments[arguments.index("--model-path") + 1], "config.json")
-    architectures = json.loads(config.read_text()).get("architectures") or () if config.is_file() else ()
+def adapt_arguments(arguments: list[str]) -> list[str]:
+    """Return a server's arguments with the CPU's attention as SGLang takes it for the model, and with few states."""
+    given = dict(pairwise(arguments))
+    config = Path(given["--model-path"], "config.json")
+    fields = json.loads(config.read_text()) if config.is_file() else {}
+    architectures = fields.get("architectures") or ()
+    if not _WITH_DELTA_NETS.isdisjoint(architectures) and "--max-mamba-cache-size" not in given:
+        sequences = int(given["--max-total-tokens"]) // int(given.get("--context-length", TOKENS))
+        arguments = [*arguments, "--max-mamba-cache-size", str(_count_states(fields, sequences))]
     name = next((_UNDER_ANOTHER_NAME[it] for it in architectures if it in _UNDER_ANOTHER_NAME), ATTENTION)
     if name == ATTENTION:
         return arguments
     renamed = [name if argument == ATTENTION else argument for argument in arguments]
     return [*renamed, "--disable-hybrid-swa-memory"]  # our attention finds windows in one cache for all layers
+
+
+def _count_states(config: Mapping[str, Any], sequences: int) -> int:
+    """Return the states of delta nets that a server keeps, for which SGLang would take most of the host's memory."""
+    model = from_config(config)
+    queries, values = model.linear_key_heads * model.linear_key_dim, model.linear_value_heads * model.linear_value_dim
+    convolved = (2 * queries + values) * (model.linear_kernel - 1)
+    size = 4 * len(model.linear_layers) * (values * model.linear_key_dim + convolved)  # bytes
+    return min(STATES * sequences, psutil.virtual_memory().available // MEMORY_SHARE // size)
 
 
 def register_attention() -> None:
@@ -46,6 +69,11 @@ def replace_kernels(architectures: Set[str]) -> None:
         _place_tokens_without_triton()
     if "MiniMaxM2ForCausalLM" in architectures:
         _normalise_without_triton()
+    if not architectures.isdisjoint(_WITH_DELTA_NETS):
+        from areal_like.rollout.sglang import cpu_delta_nets
+
+        cpu_delta_nets.add_kernels()
+        cpu_delta_nets.replace_norms()
 
 
 def _add_shared_experts_without_triton() -> None:

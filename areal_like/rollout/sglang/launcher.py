@@ -125,7 +125,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         close_to_strangers()
     giving_up.add_route(app)
     downloads.add_route(app)
-    server = prepare_server_args(arguments if cuda else cpu_stand_ins.name_attention(arguments))
+    server = prepare_server_args(arguments if cuda else cpu_stand_ins.adapt_arguments(arguments))
     architectures = server.get_model_config().hf_config.architectures
     images.keep_sent_tokens(server.get_model_config().hf_config.model_type)
     leave_out_other_models(architectures)
