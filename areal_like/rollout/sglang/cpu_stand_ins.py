@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,15 @@ def register_attention() -> None:
         register_attention_backend(name)(BatchedTorchNativeBackend)
 
 
-def replace_kernels(architectures: Set[str]) -> None:
-    """Replace what SGLang's models call on a CPU too and what needs Triton, AMX or bfloat16."""
+def replace_kernels(config: Any) -> None:
+    """Replace what the model of a `config` calls in SGLang on a CPU too and what needs Triton, AMX or bfloat16."""
+    architectures = set(config.architectures)
     _add_shared_experts_without_triton()
     _rotate_without_amx()
     if not architectures.isdisjoint(_WITH_LATENT_KEYS):
         _attend_to_latent_keys()
+    if "GemmaForCausalLM" in architectures:
+        _activate_as_configured(config.hidden_act)
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
         _place_tokens_without_triton()
@@ -109,6 +112,14 @@ def _attend_to_latent_keys() -> None:
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
 
     AttentionBackendRegistry.register(ATTENTION, lambda attention, batch: AttnForwardMethod.MLA)
+
+
+def _activate_as_configured(name: str) -> None:
+    """Have gemma approximate GELU by a tanh where its config does: SGLang computes it exactly."""
+    from sglang.srt.models import gemma
+
+    activation = gemma.GeluAndMul
+    gemma.GeluAndMul = lambda _: activation("none" if name == "gelu" else "tanh")
 
 
 def _keep_sinks() -> None:

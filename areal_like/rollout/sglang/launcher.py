@@ -134,7 +134,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
         cpu_stand_ins.register_attention()
-        cpu_stand_ins.replace_kernels(set(architectures))
+        cpu_stand_ins.replace_kernels(server.get_model_config().hf_config)
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))
