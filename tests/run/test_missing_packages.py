@@ -12,18 +12,18 @@ EXAMPLES = Path(__file__).parents[2] / "examples/math"
 SCRIPT, CONFIG = EXAMPLES / "gsm8k_rl.py", EXAMPLES / "gsm8k_grpo_cpu.yaml"
 FEW = "train_dataset.arithmetic.size=256"
 
-# Runs the command line in an interpreter that finds everything but one package.
+# Runs the command line in an interpreter that finds everything but some packages.
 WITHOUT = """
 import runpy
 import sys
 from importlib.machinery import PathFinder
 
-hidden = sys.argv.pop(1)
+hidden = tuple(f"{name}." for name in sys.argv.pop(1).split(","))
 
 class Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        return None if f"{name}.".startswith(f"{hidden}.") else PathFinder.find_spec(name, path, target)
+        return None if f"{name}.".startswith(hidden) else PathFinder.find_spec(name, path, target)
 
 sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
 script = sys.argv.pop(1)
@@ -43,10 +43,6 @@ def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.Comple
         ("megatron.core", "actor.backend", "megatron-core"),
         ("torch", "actor.backend", "torch"),
         ("sglang", "rollout.backend", "sglang"),
-        ("mbridge", "actor.megatron.bridge_type", "mbridge"),
-        ("math_verify", "reward.type", "math-verify"),
-        ("tensorboard", "stats_logger.tensorboard", "tensorboard"),
-        ("matplotlib", "stats_logger", "matplotlib"),
     ],
 )
 def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name: str) -> None:
@@ -56,6 +52,23 @@ def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name
     assert f" in {key} (" in result.stderr
     assert "make setup" in result.stderr
     assert result.stderr.count("error[") == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_missing_packages_are_named_together(tmp_path: Path) -> None:
+    keys = {
+        "mbridge": "actor.megatron.bridge_type",
+        "math-verify": "reward.type",
+        "tensorboard": "stats_logger.tensorboard",
+        "matplotlib": "stats_logger",
+    }
+    result = dry_run("mbridge,math_verify,tensorboard,matplotlib", tmp_path, FEW)
+    assert result.returncode == 2, result.stderr
+    for name, key in keys.items():
+        (line,) = (line for line in result.stderr.splitlines() if f"the package {name} is not installed" in line)
+        assert f" in {key} (" in line
+    assert result.stderr.count("error[") == len(keys), result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
 
