@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch
+from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch, write_vlm
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -104,6 +104,15 @@ def test_every_layout_computes_what_one_rank_does(ranks, tiny_vlm, one, family, 
     """Ranks may have images in part, none of them, or nothing at all."""
     setting, batch = megatron(tiny_vlm(family), **layout, **settings), vlm_batch(tiny_vlm(family))
     same(ranks.run(step, np.prod(list(layout.values())), setting, batch), one(family), batch)
+
+
+@pytest.mark.parametrize(("family", "layers", "sizes"), [("qwen2_5_vl", 4, {}), ("qwen3_vl", 8, {"tp": 2})])
+def test_a_virtual_pipeline_computes_what_one_rank_does(ranks, tmp_path, family, layers, sizes):
+    write_vlm(family, tmp_path, num_hidden_layers=layers)
+    setting, batch = megatron(tmp_path), vlm_batch(tmp_path)
+    (expected,) = ranks.run(step, 1, setting, batch)
+    virtual = replace(setting, sizes=ParallelSizes(pp=2, vpp=2, etp=sizes.get("tp", 1), **sizes))
+    same(ranks.run(step, 2 * sizes.get("tp", 1), virtual, batch), expected, batch)
 
 
 def test_recomputed_layers_see_the_same_images(ranks, tiny_vlm, one):

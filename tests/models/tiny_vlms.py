@@ -113,11 +113,12 @@ _PROCESSORS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_vlm(family: str, folder: Path, **changes: Any) -> torch.nn.Module:
+def write_vlm(family: str, folder: Path, **text: Any) -> torch.nn.Module:
     """Write a model and its processor as transformers does; return the model, whose biases and norms are not the first
-    ones."""
+    ones; `text` are other fields of its text part."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **CONFIGS[family], tie_word_embeddings=family == "gemma3", **changes)
+    fields = {**CONFIGS[family], "text_config": {**CONFIGS[family]["text_config"], **text}}
+    config = AutoConfig.for_model(family, **fields, tie_word_embeddings=family == "gemma3")
     model = AutoModelForImageTextToText.from_config(config).float().eval()
     with torch.no_grad():
         for name, tensor in model.named_parameters():
