@@ -126,11 +126,7 @@ def plan(
         raise typer.BadParameter(f"{cluster} has {cluster.n_gpus:,} GPUs; the planner supports at most {MOST_RANKS:,}")
     with usage(ModelError, "--model"):
         shape = load_model(model)
-    if 0 < shape.max_positions < (longest := prompt + response):
-        problem = (
-            f"prompt and response have {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
-        )
-        raise typer.BadParameter(problem, param_hint="--response")
+    _check_length(shape, prompt + response)
     _report_model(shape)
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
@@ -148,6 +144,15 @@ def plan(
         typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
     else:
         open_console().print(planned.terminal(task, choices, tide, more))
+
+
+def _check_length(shape: ModelSpec, longest: int) -> None:
+    """Reject sequences that are longer than the model's positions."""
+    if 0 < shape.max_positions < longest:
+        problem = (
+            f"prompt and response have {longest:,} tokens together; {shape.name} has {shape.max_positions:,} positions"
+        )
+        raise typer.BadParameter(problem, param_hint="--response")
 
 
 def _report_model(shape: ModelSpec) -> None:
