@@ -29,6 +29,7 @@ def make_adapter_parts(
 ) -> Parts:
     """Return the parts of a run; its adapters have trainers and scoring by name, alarms, and share the rest."""
     collectors, policies, sets = dict[str, Collector](), dict[str, Policy](), dict[str, EvaluationSet]()
+    alarms: dict[str, DriftAlarm] = {}
     for (name, trainer), own in zip(trainers.items(), job.adapters, strict=True):
         rewards, workflows = scoring[name]
         place = state_of(state, list(trainers), name)
@@ -36,8 +37,17 @@ def make_adapter_parts(
         policies[name] = Policy(
             name, own.config, own.algorithm, trainer, rewards, workflows.counts, make_alarm(own, trainer)
         )
+        if (alarm := make_alarm(own, trainer)) is not None:
+            alarms[name] = alarm
         sets |= {evaluation_name(name, key): part for key, part in evaluation_sets(own, workflows).items()}
     evaluator, first = Evaluator(job.config.evaluator, sets), next(iter(policies.values()))
     return Parts(
-        first.algorithm, first.trainer, sync, Collectors(collectors), evaluator, first.rewards, policies=policies
+        first.algorithm,
+        first.trainer,
+        sync,
+        Collectors(collectors),
+        evaluator,
+        first.rewards,
+        policies=policies,
+        alarms=alarms,
     )

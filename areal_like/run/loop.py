@@ -58,6 +58,7 @@ class Parts:
     drift: DriftAlarm | None = None
     results: PromptResults | None = None
     policies: Mapping[str, Policy] = field(default_factory=dict)  # several adapters, which share the other parts
+    alarms: Mapping[str, DriftAlarm] = field(default_factory=dict)  # drift alarms of several adapters
 
 
 async def reinforce(
@@ -119,7 +120,7 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     with record.phase("wait for rollouts"):
         trajectories = await parts.collector.next_batch()
     shares = split(trajectories, parts.policies).items()
-    alarms = [(parts.policies[name].drift, own) for name, own in shares] or [(parts.drift, trajectories)]
+    alarms = [(parts.alarms.get(name), own) for name, own in shares] or [(parts.drift, trajectories)]
     if probed := [(alarm, own) for alarm, own in alarms if alarm]:
         with record.phase("drift probe"):
             await asyncio.gather(*(alarm.score(own) for alarm, own in probed))
@@ -153,7 +154,8 @@ async def _train_adapters(
     probed: dict[str, float] = {}
     for name, own in split(trajectories, parts.policies).items():
         policy = parts.policies[name]
-        alone = replace(parts, algorithm=policy.algorithm, trainer=policy.trainer, drift=policy.drift, policies={})
+        alarm = parts.alarms.get(name)
+        alone = replace(parts, algorithm=policy.algorithm, trainer=policy.trainer, drift=alarm, policies={})
         stats, apart = await _train_and_compare(policy.config, alone, own, version, record)
         found |= {name: stats} if stats else {}
         for tag, distance in apart.items():

@@ -16,7 +16,6 @@ from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.protocol import Workflow
 from areal_like.run.batch_statistics import describe
-from areal_like.run.drift import DriftAlarm
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Prompt, Trajectory
 
@@ -31,7 +30,6 @@ class Policy:
     trainer: Trainer
     rewards: Rewards
     episodes: Callable[[], Mapping[str, float]]
-    drift: DriftAlarm | None = None
     _missing: int = field(default=0, init=False)  # batches in a row without a reward
 
     def note_missing(self, responses: int, *, missing: bool, step: int) -> None:

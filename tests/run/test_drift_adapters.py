@@ -51,10 +51,10 @@ async def step(scenes: dict[str, Scene], version: int) -> dict[str, float]:
 
     unused: Any = SimpleNamespace(next_batch=next_batch)
     policies = {
-        name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused, dict, scene.alarm)
-        for name, scene in scenes.items()
+        name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused, dict) for name, scene in scenes.items()
     }
-    parts = Parts(*[unused] * 6, policies=policies)
+    alarms = {name: scene.alarm for name, scene in scenes.items()}
+    parts = Parts(*[unused] * 6, policies=policies, alarms=alarms)
     record: Any = SimpleNamespace(phase=lambda name: nullcontext())
     trajectories = await loop._next_batch(parts, record, None)
     stats, probed = await loop._train_and_compare(cast(Any, None), parts, trajectories, version, record)
