@@ -34,9 +34,7 @@ def make_adapter_parts(
         rewards, workflows = scoring[name]
         place = state_of(state, list(trainers), name)
         collectors[name] = make_collector(own, place, workflows, tasks)
-        policies[name] = Policy(
-            name, own.config, own.algorithm, trainer, rewards, workflows.counts, make_alarm(own, trainer)
-        )
+        policies[name] = Policy(name, own.config, own.algorithm, trainer, rewards, workflows.counts)
         if (alarm := make_alarm(own, trainer)) is not None:
             alarms[name] = alarm
         sets |= {evaluation_name(name, key): part for key, part in evaluation_sets(own, workflows).items()}
