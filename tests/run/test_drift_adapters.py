@@ -12,10 +12,13 @@ import pytest
 from running import CONFIG
 from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
 
+from areal_like.checkpoint.state import RunState
 from areal_like.config.load import load
 from areal_like.errors import LogprobDrift
 from areal_like.per_token import Routes
+from areal_like.preflight import preflight
 from areal_like.run import loop
+from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy
 from areal_like.types import Ints
@@ -96,3 +99,21 @@ def test_adapters_alone_are_compared_by_what_a_server_held_before(trained):
     with pytest.raises(LogprobDrift, match=r"the weights of server 0.*code\.layers\.0"):
         asyncio.run(step(scenes, 0))
     assert scenes["code"].sent == [0]
+
+
+def test_each_adapter_has_an_alarm_with_its_own_trainer():
+    settings = ("actor.use_lora=true", "weight_update={adapters: true, mode: disk}", "warm_start=null")
+    checked = preflight(load(CONFIG, [*settings, "adapters={math: {}, code: {}}", "actor.backend=fsdp:d1"]))
+    assert checked.job is not None, checked.findings
+    unused: Any = SimpleNamespace(counts=dict, train=lambda *_, **__: None, evaluate=lambda *_, **__: None)
+    trainers = {name: cast(Any, name) for name in ("math", "code")}
+    scoring = dict.fromkeys(trainers, (unused, unused))
+
+    async def run() -> Parts:
+        async with asyncio.TaskGroup() as tasks:
+            make = cast(Any, lambda own, trainer: (own.adapter, trainer))
+            return make_adapter_parts(checked.job, RunState(), trainers, unused, scoring, tasks, make)
+
+    parts = asyncio.run(run())
+    assert parts.alarms == {"math": ("math", "math"), "code": ("code", "code")}
+    assert parts.drift is None and list(parts.policies) == ["math", "code"]
