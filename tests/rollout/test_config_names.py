@@ -45,3 +45,38 @@ def test_a_scheduler_process_finds_the_names(method: str) -> None:
             assert mine.recv() == (family, 17 + place, value)
     finally:
         process.join()
+
+
+LETTERS = {
+    "sliding_window_pattern": "LG",
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+BUILT = {
+    "exaone4": ("sliding_window_pattern", [({}, "LLLG"), (LETTERS, "LG")]),
+    "deepseek_v2": ("n_group", [({}, 1), ({"n_group": 8}, 8)]),
+}
+
+
+def send_built(pipe: Any) -> None:
+    """Run in place of SGLang's scheduler: send fields of configs that it builds itself."""
+    from transformers import CONFIG_MAPPING
+
+    for family, (name, cases) in BUILT.items():
+        for fields, _ in cases:
+            pipe.send(getattr(CONFIG_MAPPING[family](**fields), name))
+
+
+def test_configs_that_a_scheduler_builds_have_values_that_sglang_takes() -> None:
+    context = multiprocessing.get_context("fork")
+    mine, other = context.Pipe()
+    process = context.Process(target=partial(run_with_config_names, send_built), args=(other,))
+    process.start()
+    other.close()
+    try:
+        for _, cases in BUILT.values():
+            for _, expected in cases:
+                assert mine.poll(HUNG_S)
+                assert mine.recv() == expected
+    finally:
+        process.join()

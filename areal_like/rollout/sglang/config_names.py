@@ -34,6 +34,7 @@ def restore_config_names() -> None:
         for name, value in values.items():
             setattr(_find(path), name, value)
     _count_expert_groups()
+    _spell_sliding_pattern()
     _read_layer_types()
     register_model_types()
 
@@ -54,6 +55,19 @@ def _count_expert_groups() -> None:
             config.n_group = config.topk_group = 1
 
     kind.__post_init__ = complete_with_groups
+
+
+def _spell_sliding_pattern() -> None:
+    """Have exaone4's pattern of windows be letters, of which SGLang takes the number."""
+    kind = _find("exaone4.Exaone4Config")
+    complete = kind.__post_init__
+
+    def complete_with_letters(config: Any, **named: Any) -> None:
+        complete(config, **named)
+        if isinstance(every := config.sliding_window_pattern, int):
+            config.sliding_window_pattern = "L" * (every - 1) + "G" if every else None
+
+    kind.__post_init__ = complete_with_letters
 
 
 def _read_layer_types() -> None:
