@@ -52,19 +52,22 @@ LETTERS = {
     "num_hidden_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-BUILT = {
-    "exaone4": ("sliding_window_pattern", [({}, "LLLG"), (LETTERS, "LG")]),
-    "deepseek_v2": ("n_group", [({}, 1), ({"n_group": 8}, 8)]),
-}
+ROPE = {"rope_type": "default", "rope_theta": 7.0}
+BUILT = [
+    ("exaone4", "sliding_window_pattern", {}, "LLLG"),
+    ("exaone4", "sliding_window_pattern", LETTERS, "LG"),
+    ("exaone4", "rope_theta", {"rope_parameters": ROPE}, 7.0),
+    ("deepseek_v2", "n_group", {}, 1),
+    ("deepseek_v2", "n_group", {"n_group": 8}, 8),
+]
 
 
 def send_built(pipe: Any) -> None:
     """Run in place of SGLang's scheduler: send fields of configs that it builds itself."""
     from transformers import CONFIG_MAPPING
 
-    for family, (name, cases) in BUILT.items():
-        for fields, _ in cases:
-            pipe.send(getattr(CONFIG_MAPPING[family](**fields), name))
+    for family, name, fields, _ in BUILT:
+        pipe.send(getattr(CONFIG_MAPPING[family](**fields), name))
 
 
 def test_configs_that_a_scheduler_builds_have_values_that_sglang_takes() -> None:
@@ -74,9 +77,8 @@ def test_configs_that_a_scheduler_builds_have_values_that_sglang_takes() -> None
     process.start()
     other.close()
     try:
-        for _, cases in BUILT.values():
-            for _, expected in cases:
-                assert mine.poll(HUNG_S)
-                assert mine.recv() == expected
+        for *_, expected in BUILT:
+            assert mine.poll(HUNG_S)
+            assert mine.recv() == expected
     finally:
         process.join()

@@ -34,7 +34,7 @@ def restore_config_names() -> None:
         for name, value in values.items():
             setattr(_find(path), name, value)
     _count_expert_groups()
-    _spell_sliding_pattern()
+    _complete_exaone4()
     _read_layer_types()
     register_model_types()
 
@@ -57,8 +57,8 @@ def _count_expert_groups() -> None:
     kind.__post_init__ = complete_with_groups
 
 
-def _spell_sliding_pattern() -> None:
-    """Have exaone4's pattern of windows be letters, of which SGLang takes the number."""
+def _complete_exaone4() -> None:
+    """Have exaone4's pattern of windows be letters, of which SGLang takes the number, and its rope have a base."""
     kind = _find("exaone4.Exaone4Config")
     complete = kind.__post_init__
 
@@ -66,6 +66,7 @@ def _spell_sliding_pattern() -> None:
         complete(config, **named)
         if isinstance(every := config.sliding_window_pattern, int):
             config.sliding_window_pattern = "L" * (every - 1) + "G" if every else None
+        config.rope_theta = config.rope_parameters["rope_theta"]
 
     kind.__post_init__ = complete_with_letters
 
