@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_like.trainer.fsdp.attention import Pieces, _on_gpu
+from areal_like.trainer.kernel_attention import kernel_attention
 from areal_like.trainer.packed_attention import group_by_length, padded_attention
 
 ENDS = torch.tensor([0, 5, 12, 13], dtype=torch.int32)
@@ -53,7 +53,7 @@ def tensors(value_size: int) -> list[Tensor]:
 def test_outputs_and_gradients_are_those_of_plain_attention(window, sinks, value_size):
     groups = group_by_length(ENDS, ENDS)
     q, k, v, s = ours = tensors(value_size)
-    found = _on_gpu(q, k, v, Pieces((ENDS, ENDS), (7, 7), None), None, window, s if sinks else None)
+    found = kernel_attention(q, k, v, (ENDS, ENDS), (7, 7), None, window, s if sinks else None)
     *plain_qkv, t = plain = tensors(value_size)
     expected = padded_attention(*plain_qkv, groups, None, window, t if sinks else None)
     torch.testing.assert_close(found, expected)

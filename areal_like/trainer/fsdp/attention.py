@@ -6,17 +6,17 @@ attention; on a CPU, and with soft caps, padded groups do. Ranks that share a pa
 """
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from areal_like.trainer.device_batch import DeviceBatch
 from areal_like.trainer.fsdp import ulysses
+from areal_like.trainer.kernel_attention import kernel_attention
 from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
 from areal_like.trainer.packed_delta_net import sequence_numbers
 
@@ -76,29 +76,8 @@ def packed_attention(
     if query.device.type == "cpu" or softcap:
         output = padded_attention(q, k, v, pieces.groups, scaling, sliding_window, s_aux, softcap)
     else:
-        output = _on_gpu(q, k, v, pieces, scaling, sliding_window, s_aux)
+        output = kernel_attention(q, k, v, pieces.ends, pieces.longest, scaling, sliding_window, s_aux)
     return (output if sharing is None else ulysses.to_tokens(output, sharing))[None], None
-
-
-def _on_gpu(
-    q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scale: float | None, window: int | None, sinks: Tensor | None
-) -> Tensor:
-    from torch.nn.attention.varlen import AuxRequest, varlen_attn
-
-    repeats, size = q.shape[1] // k.shape[1], v.shape[2]
-    v = F.pad(v, (0, q.shape[2] - size))  # DeepSeek's values are smaller than its keys
-    k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    before = -1 if window is None else window - 1
-    attend = partial(varlen_attn, scale=scale, window_size=(before, 0))
-    ends = (*pieces.ends, *pieces.longest)
-    if sinks is None:
-        return attend(q, k, v, *ends)[..., :size]
-    output, total = attend(q, k, v, *ends, return_aux=AuxRequest(lse=True))
-    # The kernel gives the logarithm of a query's summed scores no gradient; that of `scores` is the same.
-    scores = scale * (q * attend(q.detach(), k.detach(), k, *ends)).sum(2, dtype=torch.float32)
-    total = total.transpose(0, 1) + scores - scores.detach()
-    return (output * torch.sigmoid(total - sinks).unsqueeze(2).to(output.dtype))[..., :size]
 
 
 def arguments(micro_batch: DeviceBatch, sharing: dist.ProcessGroup | None) -> dict[str, Any]:
