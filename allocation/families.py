@@ -98,7 +98,7 @@ TRAINED = {
     "megatron": (
         "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe",
         "deepseek_v2", "deepseek_v3", "minimax_m2", "kimi_k2", "glm4_moe_lite", "gemma2", "gemma3_text",
-        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+        "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gpt_oss",
     ),
     "fsdp": tuple(name for name in FAMILIES if "_vl_" not in name and name not in _NOT_UNDER_FSDP),
 }  # fmt: skip

@@ -107,6 +107,8 @@ def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, ite
         return (compressed + (up + out) / tp) * item + sums
     q = model.heads * model.head_dim / tp
     kv = model.head_dim * max(1, model.kv_heads / tp)
+    if model.expert_bias:  # gpt-oss: because of its sinks keys and values are repeated, and the keys attended to
+        return 6 * q * item + 2 * sums
     normed = q + kv if model.qk_norm else 0
     gate = q if model.linear_layers else 0
     return (2 * q + 2 * kv + normed + gate) * item + sums

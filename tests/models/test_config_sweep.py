@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from allocation.model_spec import FAMILIES
 from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
-from areal_like.trainer.megatron.bridges import support
+from areal_like.trainer.megatron.bridges import proven
 
 REFUSED = WITHOUT_MODEL | WITHOUT_SERVER
 DENSE = [family for family, shape in FAMILIES.items() if not shape.experts and family not in REFUSED]
@@ -60,7 +60,7 @@ def test_a_field_of_the_family_with_most_fields(ranks, checks, tmp_path, name, b
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "bridge"), trained([*support.FAMILIES, *BASES]))
+@pytest.mark.parametrize(("name", "bridge"), trained([*proven.FAMILIES, *BASES]))
 def test_a_field_under_megatron(ranks, checks, tmp_path, name, bridge):
     assert differing(ranks, checks, tmp_path, VARIANTS[name], "megatron", bridge) == {}
 

@@ -34,10 +34,11 @@ OWN_ATTENTION = ("gemma2", "gemma3_text-window")  # windows, soft caps
 DELTA_NETS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 NAMES = (
     *("deepseek_v3-yarn", "deepseek_v2", "minimax_m2-partial", "qwen2-window", "kimi_k2", "glm4_moe_lite"),
+    "gpt_oss",
     *OWN_ATTENTION,
     *DELTA_NETS,
 )
-SOON = ("deepseek_v3-yarn", "qwen2-window", "gemma2", "qwen3_next")
+SOON = ("deepseek_v3-yarn", "qwen2-window", "gemma2", "qwen3_next", "gpt_oss")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
         *(
             pytest.param(name, sizes, marks=LONG)
             for name, sizes in LAYOUTS
-            if name in ("kimi_k2", "glm4_moe_lite", *OWN_ATTENTION, *DELTA_NETS)
+            if name in ("kimi_k2", "glm4_moe_lite", "gpt_oss", *OWN_ATTENTION, *DELTA_NETS)
         ),
     ],
     ids=str,
@@ -110,7 +111,7 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name, sizes
     "name",
     [
         *("deepseek_v3-yarn", "qwen2-window", "gemma2"),
-        *(pytest.param(name, marks=LONG) for name in ("minimax_m2-partial", "kimi_k2", *OWN_ATTENTION[1:])),
+        *(pytest.param(name, marks=LONG) for name in ("minimax_m2-partial", "kimi_k2", "gpt_oss", *OWN_ATTENTION[1:])),
     ],
 )
 def test_responses_to_one_prompt_train_alike(ranks, tiny, name):
@@ -133,12 +134,14 @@ def test_responses_to_one_prompt_train_alike(ranks, tiny, name):
         ("gemma2", ParallelSizes()),
         *(pytest.param("gemma2", sizes, marks=LONG) for sizes in (*TWO_RANKS[:2], TWO_RANKS[3])),
         *(pytest.param("gemma3_text-window", sizes, marks=LONG) for sizes in (ParallelSizes(), *TWO_RANKS[:2])),
+        *(pytest.param("gpt_oss", sizes, marks=LONG) for sizes in (ParallelSizes(), ParallelSizes(tp=2, edp=2))),
     ],
     ids=str,
 )
 @pytest.mark.covers("LoRA")
 def test_adapters_train_as_under_fsdp(ranks, tiny, name, sizes):
-    setting = Setting(tiny(name), bridge="megatron-bridge", lora=LoRA(rank=4, alpha=8, targets=("all-linear",)))
+    targets = ("q_proj", "k_proj", "v_proj", "o_proj") if name == "gpt_oss" else ("all-linear",)
+    setting = Setting(tiny(name), bridge="megatron-bridge", lora=LoRA(rank=4, alpha=8, targets=targets))
     (expected,) = ranks.run(adapted_steps, 1, replace(setting, backend="fsdp"))
     found = ranks.run(adapted_steps, world(sizes), replace(setting, sizes=sizes))[0]
     for step, wanted in zip(found.steps, expected.steps, strict=True):

@@ -78,7 +78,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}, MEGATRON_BRIDGE),
     "gpt_oss": (
         {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 8},
-        NONE,
+        MEGATRON_BRIDGE,
     ),
     "deepseek_v2": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4}, MEGATRON_BRIDGE),
     "deepseek_v3": ({**_ROUTED, **_LATENT, "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}, MEGATRON_BRIDGE),
@@ -197,6 +197,14 @@ VARIANTS: dict[str, Variant] = {
     "gemma3_text-window": Variant(
         "gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 2, **_LAYERED_ROPE}, MEGATRON_BRIDGE
     ),
+    "gpt_oss-plain": Variant(
+        "gpt_oss", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}, MEGATRON_BRIDGE
+    ),
+    "gpt_oss-published": Variant(
+        "gpt_oss",
+        {"rope_parameters": {**_YARN, "rope_theta": 150_000.0, "factor": 32.0, "truncate": False}},
+        MEGATRON_BRIDGE,
+    ),
     "gemma2-flat": Variant(
         "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, MEGATRON_BRIDGE
     ),
@@ -289,6 +297,7 @@ LAYOUTS = [
     *((name, sizes) for name in ("kimi_k2", "glm4_moe_lite") for sizes in TWO_RANKS),
     *((name, sizes) for name in ("gemma2", "gemma3_text-window") for sizes in TWO_RANKS[:2]),
     ("gemma2", ParallelSizes(cp=2, edp=2)),
+    *(("gpt_oss", sizes) for sizes in (ParallelSizes(tp=2, edp=2), ParallelSizes(tp=2, ep=2), *TWO_RANKS[1:3])),
     *((name, sizes) for name in ("qwen3_next", "qwen3_5_moe_text") for sizes in TWO_RANKS),
     *(("qwen3_5_text", sizes) for sizes in (*TWO_RANKS[:2], TWO_RANKS[3])),
 ]
@@ -330,7 +339,7 @@ def write_tiny(variant: Variant, folder: Path) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(config, **attention).float().eval()
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if tensor.ndim == 1 and "inv_freq" not in name:
+            if (tensor.ndim == 1 and "inv_freq" not in name) or name.endswith("_proj_bias"):
                 tensor.uniform_(0.5, 1.5) if "norm" in name else tensor.normal_(0, 0.2)
             if name.endswith("linear_attn.norm.weight"):
                 tensor.mul_(0.2)  # so that adding 1 and subtracting it again would lose bits

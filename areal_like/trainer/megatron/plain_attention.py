@@ -1,4 +1,4 @@
-"""Megatron's core attention in plain torch: on a CPU, and if Transformer Engine lacks a kernel (soft caps)."""
+"""Megatron's core attention in torch: on a CPU, and where Transformer Engine's is not used (soft caps, sinks)."""
 
 from typing import Any
 
@@ -16,6 +16,7 @@ from megatron.core.transformer.utils import (
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
+from areal_like.trainer.kernel_attention import kernel_attention
 from areal_like.trainer.packed_attention import SequenceGroup, group_by_length, padded_attention
 
 
@@ -74,7 +75,12 @@ class PlainAttention(torch.nn.Module):
         if cp > 1:
             key = gather_from_sequence_parallel_region(key, group=self.cp_group)
             value = gather_from_sequence_parallel_region(value, group=self.cp_group)
-        groups = _groups_of(packed_seq_params, cp, cp_rank)
+        pack = packed_seq_params
+        if query.is_cuda and cp == 1 and not self.cap:
+            ends, longest = (pack.cu_seqlens_q, pack.cu_seqlens_kv), (pack.max_seqlen_q, pack.max_seqlen_kv)
+            rules = (self.scale, self.window, self.softmax_offset)
+            return kernel_attention(query, key, value, ends, longest, *rules).flatten(1)
+        groups = _groups_of(pack, cp, cp_rank)
         how = (groups, self.scale, self.window, self.softmax_offset, self.cap)
         return padded_attention(query, key, value, *how).flatten(1)
 

@@ -141,12 +141,15 @@ def _of_family(config: PretrainedConfig) -> dict[str, Any]:
             options["moe_router_pre_softmax"] = not config.norm_topk_prob
         case "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite":
             options |= {"rope_type": "rope", "mtp_num_layers": None}
+            if (config.n_group or 1) == 1:
+                options |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
         case "minimax_m2":
             options["rotary_percent"] = config.rope_parameters.get("partial_rotary_factor", 1.0)
         case "mixtral":
             options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
         case "gpt_oss":
-            options["position_embedding_type"] = "rope"
+            # The bridge would have Megatron multiply by YaRN's factor once more, except in the fused kernel
+            options |= {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": None}
         case "gemma2" | "gemma3_text":
             options["softmax_scale"] = config.query_pre_attn_scalar**-0.5
             options["attention_backend"] = AttnBackend.auto  # a bridge of theirs asks for flash attention

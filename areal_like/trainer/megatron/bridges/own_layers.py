@@ -12,6 +12,8 @@ from megatron.core.models.gpt import experimental_attention_variant_module_specs
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import router
+from megatron.core.transformer.moe.moe_utils import router_gating_linear
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
@@ -66,6 +68,30 @@ def gemma_layers(config: TransformerConfig) -> ModuleSpec:
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def gpt_oss_layers(config: Any) -> ModuleSpec:
+    """Return the spec of gpt-oss's layers with an attention of our own, because of its sinks, and routers with biases.
+
+    For sinks in packs Transformer Engine needs cuDNN 9.18, and without it keeps all scores in memory.
+    """
+    from megatron.bridge.models.conversion.param_mapping import AutoMapping
+    from megatron.bridge.models.gpt_provider import default_layer_spec
+
+    router.router_gating_linear = router_logits
+    AutoMapping.register_module_type(PlainAttention.__name__, "column")  # for the sinks, split as the heads are
+    layer: ModuleSpec = default_layer_spec(config)
+    layer.submodules.self_attention.submodules.core_attention = PlainAttention
+    return layer
+
+
+def router_logits(tokens: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return a router's logits in `dtype`, in place of Megatron's function.
+
+    Transformer Engine's product, if given the bias, reads one in bfloat16 as float32.
+    """
+    logits: Tensor = router_gating_linear(tokens, weight, None, dtype)
+    return logits if bias is None else logits + bias.to(dtype)
 
 
 def _with_norm(backend: Any) -> type:
@@ -140,6 +166,7 @@ def _leave(model: torch.nn.Module, config: ModelConfig) -> None:
 
 
 OWN_LAYERS: dict[str, OwnLayers] = {
+    "gpt_oss": OwnLayers(gpt_oss_layers, _leave),
     **dict.fromkeys(("gemma2", "gemma3_text"), OwnLayers(gemma_layers, finish_gemma)),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), OwnLayers(delta_net_layers, _leave)),
 }

@@ -14,93 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal_like.config.keys import KeyOf, actor_key
+from areal_like.trainer.megatron.bridges.proven import (
+    ALLOWED,
+    EXPERTS,
+    FAMILIES,
+    FIXED_HEAD_DIM,
+    LATENT,
+    ONE_TENSOR_PARALLEL_RANK,
+    ROPE_FIELDS,
+    ROPE_TYPES,
+    SEVERAL_EXPERTS_PER_TOKEN,
+    SHARED_EXPERTS,
+    STATES,
+    UNUSABLE,
+    WINDOWS,
+)
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
 
 BRIDGES = ("mbridge", "megatron-bridge")
 _BRIDGE = "megatron.bridge_type"
-_DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_5_text")
-LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")  # with latent attention
-_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # with gated delta nets
-_EXPERTS = (
-    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", *LATENT, "minimax_m2"),
-    *("qwen3_next", "qwen3_5_moe_text"),
-)
-FAMILIES = (*_DENSE, *_EXPERTS)
-_UNUSABLE = {"mbridge": ("deepseek_v3",)}  # mbridge 0.15.1 sets fields that megatron-core 0.19.2 does not have
-_NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
-_SIGMOID = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")  # their routers
-_TIED = ("gemma2", "gemma3_text")  # SGLang shares the embedding with the output layer
-
-# What each field may be; a family's own line comes before that of all families.
-_ALLOWED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "gemma2.hidden_act": ("gelu_pytorch_tanh",),  # which its checkpoints name twice
-    "attention_bias": _NONE_OF_IT,
-    "mlp_bias": _NONE_OF_IT,
-    "use_sliding_window": (*_NONE_OF_IT, True),
-    "qwen3_moe.use_sliding_window": _NONE_OF_IT,  # its attention slides in every layer, its config has another value
-    "qwen2_moe.use_sliding_window": _NONE_OF_IT,
-    "clip_qkv": (None,),
-    "mlp_only_layers": _NONE_OF_IT,
-    "decoder_sparse_step": (1,),
-    "qkv_bias": (True,),
-    "quantization_config": (None,),
-    "dual_chunk_attention_config": (None,),
-    "partial_rotary_factor": (None, 1),
-    **{f"{family}.tie_word_embeddings": _NONE_OF_IT for family in _EXPERTS},  # SGLang does not share them
-    "olmoe.norm_topk_prob": (False,),  # SGLang never normalises there
-    "glm4_moe.norm_topk_prob": (True,),
-    "glm4_moe.attention_bias": (True, False),
-    "glm4_moe.partial_rotary_factor": (None, 0.5),
-    "deepseek_v2.topk_method": ("greedy",),  # transformers 5.12 cannot select groups
-    "deepseek_v2.n_group": (None, 1),
-    "deepseek_v2.norm_topk_prob": (False,),  # transformers ignores it, SGLang does not
-    **{f"{family}.topk_method": ("noaux_tc",) for family in _SIGMOID},
-    **{f"{family}.scoring_func": ("sigmoid",) for family in _SIGMOID},
-    **{f"{family}.norm_topk_prob": (True,) for family in _SIGMOID},
-    "glm4_moe_lite.first_k_dense_replace": (1,),  # which transformers does not read
-    **{f"{family}.tie_word_embeddings": (True,) for family in _TIED},
-    **{f"{family}.hidden_activation": ("gelu_pytorch_tanh",) for family in _TIED},
-    "use_bidirectional_attention": _NONE_OF_IT,
-    "gemma3_text.attn_logit_softcapping": (None,),
-    "gemma3_text.final_logit_softcapping": (None,),
-    "gpt_oss.attention_bias": (True,),
-    "gpt_oss.swiglu_limit": (7.0,),  # transformers' own
-    "rope_interleave": (True,),
-    **{f"{family}.partial_rotary_factor": (None, 0.25) for family in _STATES},
-    "minimax_m2.scoring_func": ("sigmoid",),
-    "minimax_m2.partial_rotary_factor": (None, 1, 0.5),
-}
-# Bridges normalise queries and keys of each rank alone (olmoe), or lose a part of the norm's gradient (minimax_m2)
-_ONE_TENSOR_PARALLEL_RANK = ("olmoe", "minimax_m2")
-# Megatron-core leaves a single expert's weight as it is, or does not start
-_SEVERAL_EXPERTS_PER_TOKEN = (
-    *("qwen3_moe", "mixtral", "glm4_moe", *LATENT, "minimax_m2", "gpt_oss", "qwen3_next", "qwen3_5_moe_text"),
-)
-_SHARED_EXPERTS = {
-    **dict.fromkeys(("glm4_moe", *LATENT), "n_shared_experts"),
-    **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"), "shared_expert_intermediate_size"),
-}
-_FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
-_WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "gemma3_text", "gpt_oss")
-# The fields that a rotary embedding needs, all numbers.
-_ROPE_FIELDS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
-}
-_ROPE_TYPES = {
-    **dict.fromkeys(("mixtral", "minimax_m2"), ("default",)),
-    "glm4_moe": ("default", "linear", "llama3"),
-    "deepseek_v2": ("default",),  # transformers leaves YaRN's factor out of the softmax's scale, SGLang does not
-    **dict.fromkeys(("deepseek_v3", "kimi_k2"), ("default", "yarn")),
-    **dict.fromkeys(("glm4_moe_lite", "gemma2", *_STATES), ("default",)),
-    "gemma3_text": ("default", "linear"),
-    "gpt_oss": ("yarn", "default"),
-}
 
 
 @dataclass(frozen=True)
@@ -133,7 +67,7 @@ def bridge_problems(
         yield problem
         return
     family = config["model_type"]
-    experts = family in _EXPERTS
+    experts = family in EXPERTS
     if bridge_type == "mbridge" and experts and sizes.etp != sizes.tp and 1 in (sizes.ep, sizes.tp):
         others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config, key)]
         yield BridgeProblem(
@@ -146,13 +80,15 @@ def bridge_problems(
             else f"write t{sizes.tp} for the experts{', or add an e' if sizes.tp > 1 else ''}",
             is_key=True,
         )
-    if family in _ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
+    if family in ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
         message = f"{bridge_type} computes a {family} incorrectly on {sizes.tp} tensor-parallel ranks"
         yield BridgeProblem("RUN-BRIDGE-TENSOR", key("backend"), message, "write t1 for attention", is_key=True)
     config = {**_families()[family]["defaults"], **config}
-    slides = family in _WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True)
-    if sizes.cp > 1 and slides and not config.get("attn_logit_softcapping"):  # caps have an attention of our own
-        message = f"Transformer Engine's ring attention of {sizes.cp} context-parallel ranks has no sliding windows"
+    slides = family in WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True)
+    sinks = family == "gpt_oss"  # computed by torch's kernel for whole sequences
+    if sizes.cp > 1 and (slides or sinks) and not config.get("attn_logit_softcapping"):  # caps: attention of our own
+        what = "sinks and sliding windows" if sinks else "sliding windows"
+        message = f"the attention of {sizes.cp} context-parallel ranks has no {what}"
         yield BridgeProblem("RUN-BRIDGE-WINDOW", key("backend"), message, "write c1 for attention", is_key=True)
     yield from _field_problems(family, config)
     for name in ("rope_parameters", "rope_scaling"):
@@ -181,30 +117,44 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any], key: KeyOf) -> 
 
 
 def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
-    for name in sorted({line.rpartition(".")[2] for line in _ALLOWED}):
-        allowed = _ALLOWED.get(f"{family}.{name}", _ALLOWED.get(name))
+    for name in sorted({line.rpartition(".")[2] for line in ALLOWED}):
+        allowed = ALLOWED.get(f"{family}.{name}", ALLOWED.get(name))
         if allowed and name in config and config[name] not in allowed:
             yield _refuse(family, name, config[name], allowed[0])
     kinds, known = set(config.get("layer_types") or ()), {"full_attention"}
-    known |= {"sliding_attention"} if family in _WINDOWS else {"linear_attention"} if family in _STATES else set()
+    known |= {"sliding_attention"} if family in WINDOWS else {"linear_attention"} if family in STATES else set()
     if kinds - known:
         yield _refuse(family, "layer_types", sorted(kinds), ["full_attention"])
     divided = config["hidden_size"] // config["num_attention_heads"]
     if family == "olmoe" and config["num_key_value_heads"] != config["num_attention_heads"]:
         yield _refuse(family, "num_key_value_heads", config["num_key_value_heads"], config["num_attention_heads"])
-    if family in LATENT and not config.get("q_lora_rank"):
-        yield _refuse(family, "q_lora_rank", config.get("q_lora_rank"), config["hidden_size"] // 4)
-    if family in _FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
+    if family in LATENT:
+        yield from _latent_problems(family, config)
+    if family in FIXED_HEAD_DIM and config.get("head_dim") not in (None, divided):
         yield _refuse(family, "head_dim", config["head_dim"], divided)
     yield from _expert_problems(family, config)
 
 
+def _latent_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
+    if not config.get("q_lora_rank"):
+        yield _refuse(family, "q_lora_rank", config.get("q_lora_rank"), config["hidden_size"] // 4)
+    wide, values = config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]
+    if values > wide:
+        message = f"a head's values have {values} numbers, and Megatron-core cuts them to the {wide} of its queries"
+        remedy = f"use a model whose config.json has v_head_dim = {wide}"
+        yield BridgeProblem("RUN-BRIDGE-FIELD", "v_head_dim", message, remedy, str(wide))
+    if family == "glm4_moe_lite" and (kinds := config.get("mlp_layer_types")):
+        usual = ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]  # bridges ignore the field
+        if kinds != usual:
+            yield _refuse(family, "mlp_layer_types", kinds, usual)
+
+
 def _expert_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:
     """Return how tokens are routed; Hugging Face ranks groups by their two best, Megatron by k // topk_group."""
-    each, shared = config.get("num_experts_per_tok"), _SHARED_EXPERTS.get(family, "")
+    each, shared = config.get("num_experts_per_tok"), SHARED_EXPERTS.get(family, "")
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
     normalised = family == "qwen2_moe" and config.get("norm_topk_prob")
-    if each == 1 and (family in _SEVERAL_EXPERTS_PER_TOKEN or normalised):
+    if each == 1 and (family in SEVERAL_EXPERTS_PER_TOKEN or normalised):
         yield _refuse(family, "num_experts_per_tok", each, 2)
     elif isinstance(each, int) and groups > 1 and each // chosen != 2:
         yield _refuse(family, "num_experts_per_tok", each, 2 * chosen)
@@ -219,16 +169,16 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
             yield from _rope_problems(family, f"{name}.{layers}", part)
         return
     kind = rope.get("rope_type", rope.get("type", "default"))
-    types = _ROPE_TYPES.get(family, tuple(_ROPE_FIELDS))
+    types = ROPE_TYPES.get(family, tuple(ROPE_FIELDS))
     if kind not in types or any(isinstance(value, Mapping) for value in rope.values()):
         yield _refuse(family, f"{name}.rope_type", kind, _or(types))
         return
-    for field in _ROPE_FIELDS[kind]:
+    for field in ROPE_FIELDS[kind]:
         if not isinstance(rope.get(field), int | float):
             message = f"a rotary embedding of type {kind} needs the number {field}, not {rope.get(field)!r}"
             remedy = "write the value with which the model was trained"
             yield BridgeProblem("RUN-BRIDGE-ROPE", f"{name}.{field}", message, remedy)
-    partial = _ALLOWED.get(f"{family}.partial_rotary_factor", _ALLOWED["partial_rotary_factor"])
+    partial = ALLOWED.get(f"{family}.partial_rotary_factor", ALLOWED["partial_rotary_factor"])
     if rope.get("partial_rotary_factor") not in partial:
         yield _refuse(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
     unread = ("attention_factor", "attn_factor", "extrapolation_factor")  # by SGLang, or by Hugging Face
@@ -257,7 +207,7 @@ def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem
 
 def _check_served(bridge_type: str) -> list[str]:
     """Return the proven families that a bridge registers."""
-    registered = _registered_families(bridge_type) - set(_UNUSABLE.get(bridge_type, ()))
+    registered = _registered_families(bridge_type) - set(UNUSABLE.get(bridge_type, ()))
     return [family for family in FAMILIES if family in registered]
 
 
