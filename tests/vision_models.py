@@ -88,7 +88,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
     "gemma3": {
-        "text_config": {**TEXT, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 64},
+        "text_config": {
+            **TEXT,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 12,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
         "vision_config": {
             "hidden_size": 32,
             "intermediate_size": 48,
@@ -96,6 +103,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "num_attention_heads": 2,
             "image_size": 56,
             "patch_size": 14,
+            "vision_use_head": False,
         },
         "mm_tokens_per_image": 4,
     },
@@ -116,14 +124,15 @@ def picture(width: int, height: int, seed: int = 0, form: str = "PNG") -> bytes:
     return file.getvalue()
 
 
-def transpose_experts(family: str, directory: Path) -> None:
-    """Give a model's files the experts of published ones, which transformers reads but does not write."""
+def rewrite_as_published(family: str, directory: Path) -> None:
+    """Give a model's files the experts and the names of published ones, which transformers reads but does not write."""
     from safetensors.torch import load_file, save_file
 
     from areal_like.trainer.fsdp.checkpoint_names import PACKED_EXPERTS, TRANSPOSED
 
-    for file in directory.glob("*.safetensors") if family in TRANSPOSED else ():
-        tensors = load_file(file)
+    for file in directory.glob("*.safetensors") if family in (*TRANSPOSED, "gemma3") else ():
+        tower = "vision_tower."
+        tensors = {name.replace(tower, f"{tower}vision_model."): tensor for name, tensor in load_file(file).items()}
         packed = [name for name in tensors if name.endswith(PACKED_EXPERTS)]
         tensors |= {name: tensors[name].transpose(1, 2).contiguous() for name in packed}
         save_file(tensors, file, {"format": "pt"})
@@ -212,5 +221,5 @@ def write_vlm(family: str, directory: Path, seed: int = 0, **text: Any) -> Any:
     config = CONFIG_MAPPING[family](**fields, tie_word_embeddings=tied)
     network = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
     network.save_pretrained(directory)
-    transpose_experts(network.config.model_type, directory)
+    rewrite_as_published(network.config.model_type, directory)
     return network

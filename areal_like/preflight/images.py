@@ -11,6 +11,8 @@ from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import PROCESSOR, SEES_WHOLE_IMAGES, WITH_IMAGES
 
+SEEN = "its image tokens attend to later ones of their image"
+IN_TRITON = "only in triton's attention, and neither in CUDA graphs nor for prompts in parts"
 _FSDP = "an FSDP layout, such as fsdp:d2"
 
 
@@ -18,7 +20,7 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Check a role's model whose config.json, `model`, has a part for text beside others."""
     family, path = model.get("model_type"), view.key("path")
     if family not in WITH_IMAGES:
-        looks = ": its image tokens attend to later ones of their image" if family in SEES_WHOLE_IMAGES else ""
+        looks = f": {SEEN}, which {_where(view)}" if family in SEES_WHOLE_IMAGES else ""
         message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike{looks}"
         help = f"use a model of {', '.join(sorted(WITH_IMAGES))}, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
@@ -34,6 +36,13 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         )
         key = "weight_update.adapters"
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
+
+
+def _where(view: RoleView) -> str:
+    """Return what cannot compute images whose tokens attend to later ones."""
+    if view.backend == "megatron":
+        return "Megatron-core's attention of packed sequences does not compute"
+    return f"the FSDP trainer computes, but SGLang {IN_TRITON}"
 
 
 def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:

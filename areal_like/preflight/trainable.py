@@ -12,6 +12,7 @@ from allocation.model_spec import ModelError, ModelSpec, known_models, read_conf
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
 from areal_like.preflight.counted import find_shape
+from areal_like.preflight.images import IN_TRITON, SEEN
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
@@ -124,8 +125,7 @@ def find_servers(family: str) -> dict[str, str]:
         on_cpu = f"no: its CPU server {why}" if why else "yes"
         return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes, but no test shows it"}
     if family in SEES_WHOLE_IMAGES:
-        why = "no: it computes prompts in parts, and image tokens attend to later ones of their image"
-        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), why)
+        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"no: {SEEN}, which it computes {IN_TRITON}")
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from trainer_jobs import VOCABULARY
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
-from vision_models import transpose_experts
+from vision_models import rewrite_as_published
 
 from areal_like.images import Images, decode, draw
 from areal_like.types import Batch
@@ -135,7 +135,7 @@ def write_vlm(family: str, folder: Path, **text: Any) -> torch.nn.Module:
 def save_vlm(model: torch.nn.Module, folder: Path) -> None:
     """Write a model with the experts of published checkpoints, which transformers reads but does not write."""
     model.save_pretrained(folder)
-    transpose_experts(model.config.model_type, folder)
+    rewrite_as_published(model.config.model_type, folder)
 
 
 def image_tokens(folder: Path, image: bytes) -> int:

@@ -97,7 +97,7 @@ def test_a_model_of_text_and_images_is_named_with_the_trainer_and_the_servers_th
     (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": {**text, "model_type": "gemma3_text"}}))
     code, out, err = check("--model", tmp_path)
     assert code == 1 and "error[RUN-IMAGES-FAMILY]" in err
-    assert "SGLang on CPU: no: it computes prompts in parts" in out
+    assert "SGLang on CPU: no: its image tokens attend to later ones" in out and "neither in CUDA graphs" in out
 
 
 def test_a_directory_without_weights_is_answered_with_a_note(tiny):

@@ -1,5 +1,6 @@
 """Tensors of transformers' model under their names in a checkpoint, where experts have tensors of their own."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 LANGUAGE = "language_model"  # the part of a model behind its tower
 # Families whose published checkpoints have the matrices of experts transposed, as SGLang reads them
 TRANSPOSED = frozenset({"qwen3_vl_moe"})
+_SIGLIP = re.compile(r"^vision_tower\.(?!vision_model\.)")  # transformers 5 leaves a name out, SGLang needs it
 PACKED_EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 
 
@@ -26,7 +28,10 @@ def in_checkpoint(model: PreTrainedModel, name: str, tensor: Tensor) -> dict[str
     """Return a whole tensor of the model as the tensors that a checkpoint has for it, by name; they share memory."""
     if model.config.model_type in TRANSPOSED and name.endswith(PACKED_EXPERTS):  # transformers would save it as it is
         return {name: tensor.transpose(1, 2)}
-    return revert_weight_conversion(model, {name: tensor})
+    stored = revert_weight_conversion(model, {name: tensor})
+    if model.config.model_type != "gemma3":
+        return stored
+    return {_SIGLIP.sub("vision_tower.vision_model.", key): part for key, part in stored.items()}
 
 
 def auto_class(config: object) -> Any:
