@@ -57,6 +57,9 @@ BUILT = [
     ("exaone4", "sliding_window_pattern", {}, "LLLG"),
     ("exaone4", "sliding_window_pattern", LETTERS, "LG"),
     ("exaone4", "rope_theta", {"rope_parameters": ROPE}, 7.0),
+    ("qwen3_next", "rope_theta", {"rope_parameters": ROPE}, 7.0),
+    ("qwen3_next", "rope_theta", {"rope_theta": 5.0}, 5.0),
+    ("qwen3_next", "partial_rotary_factor", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}, 0.5),
     ("deepseek_v2", "n_group", {}, 1),
     ("deepseek_v2", "n_group", {"n_group": 8}, 8),
 ]
@@ -64,10 +67,12 @@ BUILT = [
 
 def send_built(pipe: Any) -> None:
     """Run in place of SGLang's scheduler: send fields of configs that it builds itself."""
+    from sglang.srt.configs.qwen3_next import Qwen3NextConfig
     from transformers import CONFIG_MAPPING
 
     for family, name, fields, _ in BUILT:
-        pipe.send(getattr(CONFIG_MAPPING[family](**fields), name))
+        kind = Qwen3NextConfig if family == "qwen3_next" else CONFIG_MAPPING[family]  # SGLang has its own
+        pipe.send(getattr(kind(**fields), name))
 
 
 def test_configs_that_a_scheduler_builds_have_values_that_sglang_takes() -> None:

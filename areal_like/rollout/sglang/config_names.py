@@ -79,6 +79,10 @@ def _read_layer_types() -> None:
     kinds = {kind: HybridLayerType[kind].value for kind in ("full_attention", "linear_attention")}
 
     def keep_layer_types(config: Any, *arguments: Any, layer_types: list[str] | None = None, **named: Any) -> None:
+        rope = dict(named.pop("rope_parameters", None) or {})  # as transformers writes them, and SGLang does not read
+        named |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        if rope.get("rope_type", "default") != "default":
+            named["rope_scaling"] = rope
         build(config, *arguments, **named)
         config.layer_types = layer_types
 
