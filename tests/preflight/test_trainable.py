@@ -69,14 +69,17 @@ def test_a_known_model_trains_where_its_family_does(name):
         assert check_trainable(name, backend).trains == trains
 
 
-def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do():
-    code, out, err = check("--model", "gpt-oss-20b", "--backend", "megatron")
+def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do(tmp_path):
+    config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 200}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, err = check("--model", tmp_path, "--backend", "megatron")
     assert code == 1
     assert "Another trainer supports the model: --backend fsdp" in out
     assert "SGLang on CPU: yes" in out
     assert "SGLang on CPU: yes" in check("--model", "deepseek-v3")[1]
     assert "RUN-BRIDGE-FAMILY" in err
-    assert check("--model", "gpt-oss-20b", "--backend", "fsdp")[0] == 0
+    assert check("--model", tmp_path, "--backend", "fsdp")[0] == 0
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["text_config", "as published"])
