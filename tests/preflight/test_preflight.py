@@ -77,7 +77,7 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
     [
         (["actor.backend=sglang:d1"], "actor.backend", "sglang cannot be the actor"),
         (["rollout.backend=megatron:d1"], "rollout.backend", "megatron cannot be the rollout"),
-        (["actor.backend=fsdp:d1t2"], "actor.backend", "no tensor parallelism"),
+        (["actor.backend=fsdp:d1p2"], "actor.backend", "no pipeline parallelism"),
         (["rollout.backend=vllm:d1"], "rollout.backend", "vllm is known to the compiler only"),
         (["rollout.backend=sglang:p2", "cluster.n_gpus_per_node=4"], "rollout.backend", "all pipeline stages"),
         (["actor.backend=null"], "actor.backend", "no layout is given"),

@@ -34,7 +34,7 @@ def shown(findings):
         ([], True),
         (["actor.optimizer.min_lr_ratio=0.1"], True),  # a warning
         (["actor.backend=fsdp:d2"], True),
-        (["actor.backend=fsdp:d1t2"], False),
+        (["actor.backend=fsdp:d1p2"], False),
         (["rollout.backend=vllm:d1"], False),
         (["rollout.backend=sglang:p2", "cluster.n_gpus_per_node=4"], False),
         ([f"{OVERRIDE}.no_such_field=1"], False),
