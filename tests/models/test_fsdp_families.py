@@ -114,9 +114,10 @@ def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
 def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     found, expected = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
+    rounding = 5e-5 if "qwen3_5" in name else 1e-5  # of states that are carried along a sequence
     for key, gradient in expected.items():
         largest = max(1, np.abs(gradient).max())
-        np.testing.assert_allclose(found[key], gradient, atol=1e-5 * largest, err_msg=key)
+        np.testing.assert_allclose(found[key], gradient, atol=rounding * largest, err_msg=key)
 
 
 SHORT = ("llama-mlp-bias", "phi3")

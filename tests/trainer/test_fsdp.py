@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 from test_layouts import TOLERANCE, alike, assembled, log_probs_of, same_training
 from test_trainer_roles import gathered
 from trainer_jobs import (
+    FOURTH,
+    THIRD,
     VOCABULARY,
     OptimizerConfig,
     Setting,
@@ -185,12 +187,12 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_pa
 def steps_after_a_save(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path | None
 ) -> list[dict[str, float]]:
-    """The first two steps, before which a checkpoint is written where there is a folder for it."""
+    """Two steps, before which a checkpoint is written where there is a folder for it."""
     with engine(rendezvous, listener, setting) as made:
         if folder is not None:
             made.save(folder)
             made.finish_save()
-        return [made.train(make_batch(i), LossSpec(sft)) for i in (2, 3)]
+        return [made.train(make_batch(i), LossSpec(sft)) for i in (THIRD, FOURTH)]
 
 
 def test_a_checkpoint_before_the_first_step_changes_nothing(ranks, models, tmp_path):

@@ -93,7 +93,7 @@ class Outcome:
     weights: dict[str, np.ndarray]
 
 
-# Batches after a checkpoint. With 2 the loss of one layout was off by 3e-4 on one CPU: presumably a tie of two experts.
+# Batches after a checkpoint. In batch 2 two experts of a token are tied: rounding, which CPUs differ in, decides.
 THIRD, FOURTH = 12, 13
 
 
