@@ -80,6 +80,24 @@ def test_health_generates_nothing_and_health_generate_does(sglang_server: Any) -
     assert prefilled() > before
 
 
+def test_a_paused_scheduler_takes_no_core(sglang_server: Any) -> None:
+    """A server is paused for as long as the trainer has its GPU."""
+
+    def post(path: str, body: dict[str, Any]) -> None:
+        headers = sglang_server.headers | {"Content-Type": "application/json"}
+        request = urllib.request.Request(sglang_server.url + path, json.dumps(body).encode(), headers)
+        urllib.request.urlopen(request, timeout=HUNG_S).close()
+
+    (scheduler,) = (it for it in processes_of(sglang_server.url) if "scheduler" in " ".join(it.cmdline()))
+    post("/pause_generation", {"mode": "in_place"})
+    before = sum(scheduler.cpu_times()[:2])
+    time.sleep(3)
+    used = sum(scheduler.cpu_times()[:2]) - before
+    post("/continue_generation", {})
+    assert used < 0.5  # of a core that spins, all of it
+    assert len(generate(sglang_server.url, sglang_server.headers)["output_ids"]) == 4
+
+
 def test_no_websocket_is_open_to_strangers(sglang_server: Any) -> None:
     headers = {
         "Connection": "Upgrade",

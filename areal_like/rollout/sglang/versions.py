@@ -61,6 +61,11 @@ def labelling_scheduler() -> type:
                 output.customized_info = {LABELS: [self.version] * len(batch.reqs)}
             return result
 
+        def process_input_requests(self, requests: Any) -> None:
+            super().process_input_requests(requests)
+            if self._engine_paused and not requests:
+                self.maybe_sleep_on_idle()  # SGLang's loop would use a whole core until it continues
+
         def pause_generation(self, request: Any) -> None:
             super().pause_generation(request)
             # The last pass may still run, on another stream than an update's: it would read new weights, and its
