@@ -112,10 +112,10 @@ class Connection:
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[bytes]]:
         """POST JSON and yield the JSON of the answer's events as they come, without a time limit; raise as `post`."""
         async with self._reply("POST", path, body, None) as reply:
-            rest = b""
+            rest: list[bytes] = []
             async for part in reply.content.iter_any():
-                *events, rest = (rest + part).split(b"\n\n")
-                yield [event[len(_DATA) :] for event in events if event != _DATA + b"[DONE]"]
+                if events := take_events(rest, part):
+                    yield events
 
     @contextmanager
     def reading(self, path: str) -> Iterator[None]:
@@ -175,6 +175,20 @@ class Connection:
         if isinstance(error, aiohttp.ClientOSError) and error.errno in _UNREACHABLE:
             limit_s = max(limit_s, HOST_MARGIN * self._host_timeout_s)
         await asyncio.wait((self.left,), timeout=limit_s)
+
+
+def take_events(rest: list[bytes], part: bytes) -> list[bytes]:
+    """Return the JSON of the events that `part` completes; `rest` has the parts of the next event.
+
+    The parts of an event are joined once: one with the experts of a long response has hundreds.
+    """
+    across = bool(rest) and rest[-1].endswith(b"\n") and part.startswith(b"\n")
+    rest.append(part)
+    if b"\n\n" not in part and not across:
+        return []
+    *events, last = b"".join(rest).split(b"\n\n")
+    rest[:] = [last] if last else []
+    return [event[len(_DATA) :] for event in events if event != _DATA + b"[DONE]"]
 
 
 def encode(body: dict[str, Any]) -> bytes:
