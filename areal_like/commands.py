@@ -113,7 +113,8 @@ def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> Non
         source = " (sizes from the offline table; check the directory after the download)" if answer.from_table else ""
         typer.echo(f"{answer.spec.name}: {answer.family}{source}")
         for name, findings in answer.trainers.items():
-            typer.echo(f"{name}: {'no, see below' if has_errors(findings) else 'trains'}")
+            verdict = "no, see below" if has_errors(findings) else "trains, see below" if findings else "trains"
+            typer.echo(f"{name}: {verdict}")
         for name, served in answer.servers.items():
             typer.echo(f"{name}: {served}")
     if answer.instead:

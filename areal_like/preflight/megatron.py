@@ -37,7 +37,7 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
         yield from _layout(view, view.layout.sizes)
         if view.device == "cuda":
             yield from _context(view, view.layout.sizes)
-            yield from _on_gpus(view, view.layout.sizes)
+            yield from check_family_on_gpus(view, view.layout.sizes)
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
         no_experts = "the model has no experts"
@@ -57,8 +57,8 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
         yield from _check_fused(view)
 
 
-def _on_gpus(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
-    """Check that a test on a GPU shows the family's log-probs to be those of transformers."""
+def check_family_on_gpus(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
+    """Check that the log-probs of the model's family were tested on GPUs."""
     if view.model is not None and view.model.family in NOT_ON_GPUS:
         key, family = view.key("backend"), view.model.family
         message = f"no test on a GPU shows that Megatron computes a {family} as transformers does"

@@ -13,6 +13,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import IN_TRITON, SEEN
+from areal_like.preflight.megatron import check_family_on_gpus
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
@@ -104,6 +105,10 @@ def check_layout(
     (layout,) = plan.engines
     view = RoleView(run, "actor", run.actor, "cpu", spec, layout)
     yield from (_of_model(found) for found in check_config(view, spec, layout, config))
+    if backend == "megatron":
+        for found in check_family_on_gpus(view, layout.sizes):
+            message = f"a run on GPUs is rejected: {found.message}"
+            yield finding(found.code, _KEY, message, "use actor.backend=fsdp:d1 there", severity=Severity.WARNING)
 
 
 def _of_model(found: Finding) -> Finding:
@@ -125,7 +130,7 @@ def find_servers(family: str) -> dict[str, str]:
         on_cpu = f"no: its CPU server {why}" if why else "yes"
         return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes, but no test shows it"}
     if family in SEES_WHOLE_IMAGES:
-        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"no: {SEEN}, which it computes {IN_TRITON}")
+        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"no: {SEEN}, which it supports {IN_TRITON}")
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):

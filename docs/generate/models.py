@@ -20,6 +20,7 @@ from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.lora import ATTENTION, check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
 from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, SPLIT, WITH_IMAGES
+from areal_like.trainer.megatron.bridges.proven import NOT_ON_GPUS
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -49,6 +50,7 @@ HEAD = """# Models
 
 - **tested**: log-probs equal those of transformers within 1e-4 in float32, and every exported tensor equals the loaded one
   (`tests/models`). For servers: the log-probs of sampled tokens equal those of transformers.
+- **tested on CPU**: the same on a CPU. On GPUs the checks before a run reject the family.
 - **converts**: the bridge converts every tensor to Megatron's format and back, bit for bit, and a run is rejected.
 - **rejected**: the checks before a run reject the family, for the numbered [reason](#reasons).
 - **accepted**: nothing rejects the family, but no test shows the result.
@@ -157,7 +159,8 @@ def _trainer_cell(family: str, name: str, how: tuple[str, str], errors: list[Fin
         shown = any(MODELS["VARIANTS"][name].family == family for name in UNDER_FSDP)
     else:
         shown = any(variant.family == family and bridge in variant.bridges for variant in variants)
-    return "tested" if shown else "accepted"
+    on_cpu = " on CPU" if backend == "megatron" and family in NOT_ON_GPUS else ""
+    return f"tested{on_cpu}" if shown else "accepted"
 
 
 def _sentence(family: str, text: str) -> str:

@@ -60,6 +60,14 @@ def test_a_name_is_answered_without_a_network():
     assert "neither in the offline table nor in the Hugging Face cache" in err
 
 
+def test_a_family_that_trains_on_a_cpu_alone_has_a_warning():
+    code, out, err = check("--model", "gpt-oss-20b", "--backend", "megatron")
+    assert code == 0
+    assert "Megatron (megatron-bridge): trains, see below\n" in out
+    assert "warning[RUN-MEGATRON-GPU-FAMILY] in --model: a run on GPUs is rejected" in err
+    assert "RUN-MEGATRON-GPU-FAMILY" not in check("--model", "gpt-oss-20b", "--backend", "fsdp")[2]
+
+
 @pytest.mark.parametrize("name", known_models())
 def test_a_known_model_trains_where_its_family_does(name):
     spec = from_config(known_models()[name])
@@ -100,7 +108,7 @@ def test_a_model_of_text_and_images_is_named_with_the_trainer_and_the_servers_th
     (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": {**text, "model_type": "gemma3_text"}}))
     code, out, err = check("--model", tmp_path)
     assert code == 1 and "error[RUN-IMAGES-FAMILY]" in err
-    assert "SGLang on CPU: no: its image tokens attend to later ones" in out and "neither in CUDA graphs" in out
+    assert "SGLang on CPU: no: its image tokens attend to later tokens" in out and "without CUDA graphs" in out
 
 
 def test_a_directory_without_weights_is_answered_with_a_note(tiny):
