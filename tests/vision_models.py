@@ -32,6 +32,15 @@ TEXT: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+_DEEP_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 16,
+    "num_position_embeddings": 16,
+    "initializer_range": 0.15,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": {**TEXT, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
@@ -53,17 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "head_dim": 16,
             "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
         },
-        "vision_config": {
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 16,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0],
-            "initializer_range": 0.15,
-        },
+        "vision_config": {**_DEEP_TOWER, "depth": 2, "deepstack_visual_indexes": [0]},
     },
     "qwen3_vl_moe": {
         "text_config": {
@@ -75,17 +74,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "moe_intermediate_size": 24,  # no square matrices
             "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
         },
-        "vision_config": {
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 16,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1, 2],  # SGLang computes three
-            "initializer_range": 0.15,
-        },
+        "vision_config": {**_DEEP_TOWER, "depth": 3, "deepstack_visual_indexes": [0, 1, 2]},  # SGLang computes three
     },
     "gemma3": {
         "text_config": {

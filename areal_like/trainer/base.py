@@ -120,10 +120,12 @@ class BaseEngine(ABC):
         raise RoleError(f"the {self._spec.role} has a single policy")
 
     def _each_adapter(self) -> Iterator[str]:
-        """Yield each of several adapters while it is in use."""
+        """Yield each of several adapters while it is in use, "" for a single policy."""
         for name in self._spec.adapters:
             self.select(name)
             yield name
+        if not self._spec.adapters:
+            yield ""
 
     @abstractmethod
     def weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -115,10 +115,8 @@ class FSDPEngine(BaseEngine):
 
     def save(self, path: Path) -> None:
         with self._memory.hold("params", "optimizer"):
-            if self._spec.adapters:
-                state = {name: self._stage(name) for name in self._each_adapter()}
-            else:
-                state = self._stage("")
+            staged = {name: self._stage(name) for name in self._each_adapter()}
+            state = staged.get("", staged)  # of several adapters each one's below its name
         group = self._saving_group
         self._saving = Saving(
             path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
@@ -135,13 +133,9 @@ class FSDPEngine(BaseEngine):
         if not (path / ".metadata").exists():
             raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no .metadata)")
         with self._memory.hold("params", "optimizer"):
-            if not self._spec.adapters:
-                state = self._state()
-                distributed_checkpoint.load(state, checkpoint_id=path)
-                self._take_state(state)
             for name in self._each_adapter():
                 state = self._state()
-                distributed_checkpoint.load({name: state}, checkpoint_id=path)
+                distributed_checkpoint.load({name: state} if name else state, checkpoint_id=path)
                 self._take_state(state)
 
     def _take_state(self, state: dict[str, Any]) -> None:

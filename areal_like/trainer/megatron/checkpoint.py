@@ -53,8 +53,8 @@ def save_checkpoint(
 
     On return, this rank's share is in `copies`, and training may continue. During the write, the ranks communicate in
     `group`, of gloo. The result equals that of `dist_checkpointing.save` (megatron-core 0.19.2), which makes training
-    wait for planning and completion. Of several `adapters`, which are in use as they are iterated, it has the state of
-    each below its name.
+    wait for planning and completion. The checkpoint has the state of each of several `adapters` below its name;
+    iterating `adapters` puts each one to use.
     """
     written: Written = {}
     common: dict[str, Any] = {}
@@ -64,9 +64,8 @@ def save_checkpoint(
             state["scheduler"] = scheduler.state_dict()
         if optimizer is not None and (scale := loss_scale(optimizer)):
             state["loss_scale"] = scale
-        sharded, own = save_preprocess(
-            _put_below(name, state), validate_access_integrity=False
-        )  # torch checks its plan
+        state = _put_below(name, state)
+        sharded, own = save_preprocess(state, validate_access_integrity=False)  # torch checks its own plan
         written |= _written_here(sharded, copies[name])
         common |= own
     found = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
@@ -112,8 +111,8 @@ def load_checkpoint(
 ) -> None:
     """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
 
-    The position in the learning-rate schedule is loaded; its shape comes from the configuration. Of several adapters,
-    that which is in use is loaded by its name.
+    The position in the learning-rate schedule is loaded; its shape comes from the configuration. `adapter` names the
+    one of several adapters that is in use.
     """
     if not (path / "metadata.json").exists():
         raise FileNotFoundError(f"{path} is not a trainer checkpoint (it has no metadata.json)")

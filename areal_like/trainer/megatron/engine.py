@@ -153,14 +153,14 @@ class MegatronEngine(BaseEngine):
             with cpu.cpu_as_cuda():
                 optimizer.gather_weights(self._wrapped)
             parts = self._wrapped, self._optimizer, self._scheduler
-            adapters = self._each_adapter() if self._spec.adapters else ("",)
+            adapters = self._each_adapter()
             self._saving = save_checkpoint(
                 path, *parts, copies=self._copies, adapters=adapters, group=self._saving_group
             )
 
     def load(self, path: Path) -> None:
         with self._memory.hold("params", "optimizer"), cpu.cpu_as_cuda():
-            for name in self._each_adapter() if self._spec.adapters else ("",):
+            for name in self._each_adapter():
                 load_checkpoint(path, self._wrapped, self._optimizer, self._scheduler, name)
 
     def shutdown(self) -> None:
