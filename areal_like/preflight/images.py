@@ -11,8 +11,8 @@ from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import PROCESSOR, SEES_WHOLE_IMAGES, WITH_IMAGES
 
-SEEN = "its image tokens attend to later ones of their image"
-IN_TRITON = "only in triton's attention, and neither in CUDA graphs nor for prompts in parts"
+SEEN = "its image tokens attend to later tokens of their image"
+IN_TRITON = "only with Triton attention, without CUDA graphs and chunked prefill"
 _FSDP = "an FSDP layout, such as fsdp:d2"
 
 
@@ -39,10 +39,10 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _where(view: RoleView) -> str:
-    """Return what cannot compute images whose tokens attend to later ones."""
+    """Return which part of a run does not support image tokens that attend to later ones."""
     if view.backend == "megatron":
-        return "Megatron-core's attention of packed sequences does not compute"
-    return f"the FSDP trainer computes, but SGLang {IN_TRITON}"
+        return "Megatron-core does not support in packed sequences"
+    return f"SGLang supports {IN_TRITON}"
 
 
 def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ KINDS = {"num_hidden_layers": 3, "mlp_layer_types": ["dense", "sparse", "sparse"
         (
             {"model_type": "deepseek_v3", **HEAD, "v_head_dim": 32},
             "v_head_dim",
-            "values have 32 numbers, and Megatron-core cuts them to the 24",
+            "values have 32 dimensions, and Megatron-core truncates them to the 24",
             "24",
         ),
         ({"model_type": "deepseek_v2", "topk_group": 2}, "topk_group", "topk_group = 2", "null"),

@@ -111,8 +111,8 @@ def _experts_apart(text: Mapping[str, Any]) -> tuple[str, Any, str] | None:
 
 
 def find_undivided(family: str, heads: Iterable[int], t: int) -> str | None:
-    """Return why `t` ranks cannot split the matrices of a model with these numbers of query and of key heads."""
+    """Return why `t` ranks cannot split the matrices of a model with these numbers of query and key heads, or None."""
     if family not in SPLIT:
-        return f"transformers has no plan of a {family} that the FSDP trainer can follow"
+        return f"the FSDP trainer supports no tensor-parallel plan for {family}"
     undivided = next((number for number in heads if number % t), None)
-    return None if undivided is None else f"{undivided} heads are not a multiple of {t}"
+    return None if undivided is None else f"{undivided} heads are not divisible by {t}"

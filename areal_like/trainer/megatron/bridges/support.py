@@ -140,7 +140,7 @@ def _latent_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeP
         yield _refuse(family, "q_lora_rank", config.get("q_lora_rank"), config["hidden_size"] // 4)
     wide, values = config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]
     if values > wide:
-        message = f"a head's values have {values} numbers, and Megatron-core cuts them to the {wide} of its queries"
+        message = f"values have {values} dimensions, and Megatron-core truncates them to the {wide} of queries"
         remedy = f"use a model whose config.json has v_head_dim = {wide}"
         yield BridgeProblem("RUN-BRIDGE-FIELD", "v_head_dim", message, remedy, str(wide))
     if family == "glm4_moe_lite" and (kinds := config.get("mlp_layer_types")):
