@@ -14,7 +14,8 @@ def test_the_page_is_current_and_agrees_with_the_families_that_train():
     }
     assert rows.keys() == FAMILIES.keys()
     for family, (mbridge, megatron_bridge, fsdp, *_) in rows.items():
-        assert ("tested" in (mbridge, megatron_bridge)) == (family in TRAINED["megatron"]), family
+        on_megatron = any(cell.startswith("tested") for cell in (mbridge, megatron_bridge))
+        assert on_megatron == (family in TRAINED["megatron"]), family
         assert (fsdp in ("tested", "accepted")) == (family in TRAINED["fsdp"]), family
 
 
