@@ -57,6 +57,10 @@ HEAD = """# Models
 - Layouts: the parallel dimensions that the checks accept with two ranks. Bold: tested for this family. FSDP always shards over
   data-parallel ranks, so its column says whether ranks can split matrices (TP) and share sequences (CP).
 - LoRA: the modules that can have adapters. The first entry is Megatron's, the second FSDP's.
+- Critics are tested for every family that trains: values and gradients equal those of transformers
+  (`tests/models/test_family_critics.py`).
+- Shared prompts (`mb_spec.share_prompts`) are tested for every family that trains (`tests/models/test_family_prompts.py`), except
+  those with gated delta nets, for which they are rejected. On Megatron they are also rejected for families with latent attention.
 
 """
 TAIL = """

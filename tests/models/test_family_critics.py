@@ -1,0 +1,103 @@
+"""A critic of any family has the values and gradients of transformers' layers under its head, each sequence alone."""
+
+from __future__ import annotations
+
+import socket
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_fsdp_families import LENGTHS, TOLERANCE, alone
+from test_megatron_families import INVERTIBLE
+from tiny_models import BOTH, FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS, write_tiny
+from trainer_jobs import Setting, engine, exported, make_batch, squared
+
+from areal_like.trainer.engine import Rendezvous
+from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
+from areal_like.trainer.megatron.bridges.proven import FAMILIES
+from areal_like.trainer.value_head import HEAD_NAME, new_head
+from areal_like.types import LossSpec
+
+pytestmark = pytest.mark.covers("PPO with critic")
+
+LONG = pytest.mark.long
+SEED = 1  # of `trainer_jobs.engine`
+MEGATRON = [
+    pytest.param(name, bridge, marks=[LONG] if VARIANTS[name].bridges == BOTH and bridge == BOTH[1] else [])
+    for name in FAMILIES
+    for bridge in VARIANTS[name].bridges
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        write_tiny(VARIANTS[name], path)
+        return path
+
+    return make
+
+
+def values_and_updates(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting
+) -> tuple[tuple[np.ndarray, np.ndarray], dict[str, np.ndarray]]:
+    """Values of a new critic, and what its first step subtracts from each weight."""
+    batch = make_batch(lengths=LENGTHS)
+    with engine(rendezvous, listener, setting) as made:
+        read, before = made.values(batch), exported(made)
+        made.train(batch, LossSpec(squared))
+        after = exported(made)
+    return read, {name: before[name] - after[name] for name in before}
+
+
+def expected_of(model: torch.nn.Module) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Values by token, NaN at the first of a sequence, and autograd's gradients by the names of a checkpoint."""
+    batch = make_batch(lengths=LENGTHS)
+    head = new_head(model.config.hidden_size, SEED).requires_grad_()
+    ends = np.cumsum(batch.lengths)
+    trained = torch.from_numpy(batch.fields["loss_mask"] > 0)
+    trained[torch.from_numpy(ends - batch.lengths).long()] = False
+    values = torch.full((len(trained),), torch.nan)
+    for start, end in zip((ends - batch.lengths).tolist(), ends.tolist(), strict=True):
+        tokens = torch.from_numpy(batch.tokens[start:end]).long()
+        hidden = model.base_model(tokens[None], use_cache=False).last_hidden_state[0, :-1]
+        own = (hidden @ head.T)[:, 0]
+        values[start + 1 : end] = own.detach()
+        distance = own - torch.from_numpy(batch.fields["advantages"][start + 1 : end])
+        (distance.square() / 2 * trained[start + 1 : end]).sum().div(int(trained.sum())).backward()
+    own = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    gradients = {key: part.numpy() for name, grad in own for key, part in in_checkpoint(model, name, grad).items()}
+    return values.numpy(), {**gradients, HEAD_NAME: head.grad.numpy()}
+
+
+def assert_alike(ranks, path: Path, setting: Setting) -> None:
+    ((places, values), updates), (expected, gradients) = (
+        ranks.run(values_and_updates, 1, setting)[0],
+        expected_of(alone(path)),
+    )
+    found = np.full(len(expected), np.nan)
+    found[places] = values
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert updates.keys() >= gradients.keys()
+    for key, gradient in gradients.items():
+        magnified = (1 + np.abs(gradient).max()) ** 2  # rounding, by the inversion
+        found_here = updates[key] / (1 - np.abs(updates[key]))
+        np.testing.assert_allclose(found_here, gradient, atol=1e-5 * magnified, err_msg=key)
+
+
+@pytest.mark.parametrize(("name", "bridge"), MEGATRON)
+def test_values_and_gradients_on_megatron(ranks, tiny, name, bridge):
+    path = tiny(name)
+    assert_alike(ranks, path, Setting(path, bridge=bridge, optimizer=INVERTIBLE, role="critic"))
+
+
+@pytest.mark.parametrize(
+    "name", [*FSDP_EXPERTS, *(pytest.param(name, marks=LONG) for name in (*FSDP_DENSE, *FSDP_OTHERS))]
+)
+def test_values_and_gradients_under_fsdp(ranks, tiny, name):
+    path = tiny(name)
+    assert_alike(ranks, path, Setting(path, backend="fsdp", optimizer=INVERTIBLE, role="critic"))

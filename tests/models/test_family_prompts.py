@@ -1,0 +1,67 @@
+"""A prompt that is computed once for its responses: in every family the same numbers as one for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS, write_tiny
+from trainer_jobs import Setting, make_groups, steps_with_groups
+
+from areal_like.config.schema import OptimizerConfig
+
+pytestmark = pytest.mark.covers("shared prompts")
+
+LONG = pytest.mark.long
+WITH_STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # refused
+SOON = ("deepseek_v3-yarn", "qwen2-window", "gemma2")
+LATER = ("minimax_m2-partial", "kimi_k2", "gpt_oss", "gemma3_text-window")
+BY_EITHER_BRIDGE = ("qwen3_moe", "glm4_moe")
+BY_MEGATRON_BRIDGE = ("deepseek_v2", "glm4_moe_lite", "olmoe")
+BY_MBRIDGE = ("mixtral", "qwen2_moe")
+MEGATRON = [
+    *((name, "megatron-bridge") for name in (*SOON, *BY_EITHER_BRIDGE, *BY_MEGATRON_BRIDGE)),
+    *((name, "mbridge") for name in (*BY_EITHER_BRIDGE, *BY_MBRIDGE)),
+    *(pytest.param(name, "megatron-bridge", marks=LONG) for name in LATER),
+]
+UNDER_FSDP = [name for name in FSDP_EXPERTS if name not in WITH_STATES]
+LATER_UNDER_FSDP = [name for name in (*FSDP_DENSE, *FSDP_OTHERS) if name not in WITH_STATES]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        write_tiny(VARIANTS[name], path)
+        return path
+
+    return make
+
+
+def train_alike(ranks, setting: Setting) -> None:
+    """Assert that log-probs and weights after two steps are those of a prompt for each response."""
+    setting = replace(setting, optimizer=OptimizerConfig(lr=1e-3, eps=1e-2))
+    whole, shared = (ranks.run(steps_with_groups, 1, replace(setting, share_prompts=it))[0] for it in (False, True))
+    trained = make_groups().fields["loss_mask"] > 0
+    by_place = [np.full(len(trained), np.nan), np.full(len(trained), np.nan)]
+    for values, outcome in zip(by_place, (whole, shared), strict=True):
+        values[outcome.log_probs[0]] = outcome.log_probs[1]
+    np.testing.assert_allclose(by_place[1], by_place[0], atol=1e-5)
+    assert np.isfinite(by_place[0][trained]).all()
+    for key, weight in whole.weights.items():
+        np.testing.assert_allclose(shared.weights[key], weight, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize(("name", "bridge"), MEGATRON)
+def test_responses_train_alike_on_megatron(ranks, tiny, name, bridge):
+    still = {"override_transformer_config": {"moe_router_bias_update_rate": 0.0}}  # else refused before the start
+    train_alike(ranks, Setting(tiny(name), bridge=bridge, megatron=still))
+
+
+@pytest.mark.parametrize("name", [*UNDER_FSDP, *(pytest.param(name, marks=LONG) for name in LATER_UNDER_FSDP)])
+def test_responses_train_alike_under_fsdp(ranks, tiny, name):
+    train_alike(ranks, Setting(tiny(name), backend="fsdp"))
