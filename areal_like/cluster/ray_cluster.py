@@ -10,10 +10,11 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal_like.cluster.head import head_url
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # every worker imports this module
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
 DISCONNECT_LIMIT_S = 5.0
+NODE_LIMIT_S = 120.0  # in which a private cluster's node must be up; Ray's own limit is 30 s
+NODE_POLL_S = 0.2
 # Ray reads these on import, once per process.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -61,18 +64,10 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
     place = "the private Ray cluster" if local else f"the Ray cluster at {scheduler.address} (scheduler.address)"
     try:
         if local:
-            ray.init(
-                "local",
-                num_cpus=n_slots,
-                num_gpus=None if uses_gpus else 0,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=str(directory / "ray"),
-            )
+            _start_private(n_slots, uses_gpus, directory)
         else:
             ray.init(_resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises Exception itself if its node is not up within 30 s
+    except Exception as error:  # Ray raises Exception itself if its node is not up in time
         raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
     try:
         yield
@@ -82,6 +77,49 @@ def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, di
                 ray.shutdown()
             else:
                 _disconnect()
+
+
+def _start_private(n_slots: int, uses_gpus: bool, directory: Path) -> None:
+    """Start the private cluster, and connect to it."""
+    import ray
+
+    with _slow_start():
+        ray.init(
+            "local",
+            num_cpus=n_slots,
+            num_gpus=None if uses_gpus else 0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(directory / "ray"),
+        )
+
+
+@contextmanager
+def _slow_start() -> Iterator[None]:
+    """Give a node NODE_LIMIT_S to start inside the block.
+
+    Ray 2.60 asks for its new node again and again, for 30 s (`_private/node.py`, `start`), which no setting changes.
+    Here each question waits for the node instead. A second start would compete with the processes of the first.
+    """
+    from ray._private import services
+
+    look, end = services.get_node, time.monotonic() + NODE_LIMIT_S
+
+    def wait(*arguments: Any) -> Any:
+        while True:
+            try:
+                return look(*arguments)
+            except RuntimeError:  # the node is not registered yet
+                if time.monotonic() > end:
+                    raise
+                time.sleep(NODE_POLL_S)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = look
 
 
 def _disconnect() -> None:

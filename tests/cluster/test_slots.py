@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray._private import services
 from ray.exceptions import RpcError, WorkerCrashedError
 
 import allocation
@@ -98,3 +100,49 @@ def test_a_private_cluster_that_is_not_up_in_time(monkeypatch: pytest.MonkeyPatc
     cluster = ray_cluster.ray_cluster(SchedulerConfig(), n_slots=1, uses_gpus=False, directory=tmp_path)
     with pytest.raises(ClusterError, match="private Ray cluster did not accept this run: The current node"), cluster:
         pass
+
+
+def node_that_is_up_at(question: int) -> Callable[..., Any]:
+    """Return what stands in for Ray's look-up of a node: it finds none until a question."""
+    asked = 0
+
+    def get_node(gcs_address: str, node_id: str) -> dict[str, str]:
+        nonlocal asked
+        asked += 1
+        if asked < question:
+            raise RuntimeError(f"No node with id {node_id}")
+        return {"node": node_id, "gcs": gcs_address}
+
+    return get_node
+
+
+def impatient_init(*_: Any, **__: Any) -> None:
+    """Start as Ray does, with a time limit that ends after the first question."""
+    try:
+        found = services.get_node("gcs", "ours")
+    except RuntimeError:
+        raise Exception("The current node timed out during startup.") from None
+    assert found == {"node": "ours", "gcs": "gcs"}
+
+
+def test_a_private_cluster_may_start_slower_than_ray_allows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = node_that_is_up_at(question=3)
+    monkeypatch.setattr(services, "get_node", slow)
+    monkeypatch.setattr(ray, "init", impatient_init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(ray_cluster, "_configure", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "NODE_POLL_S", 0.0)
+    with ray_cluster.ray_cluster(SchedulerConfig(), n_slots=1, uses_gpus=False, directory=tmp_path):
+        assert services.get_node is slow, "only the start waits"
+
+
+def test_a_private_cluster_that_never_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    never = node_that_is_up_at(question=10**9)
+    monkeypatch.setattr(services, "get_node", never)
+    monkeypatch.setattr(ray, "init", impatient_init)
+    monkeypatch.setattr(ray_cluster, "_configure", lambda _: None)
+    monkeypatch.setattr(ray_cluster, "NODE_LIMIT_S", 0.0)
+    cluster = ray_cluster.ray_cluster(SchedulerConfig(), n_slots=1, uses_gpus=False, directory=tmp_path)
+    with pytest.raises(ClusterError, match="The current node timed out"), cluster:
+        pass
+    assert services.get_node is never
