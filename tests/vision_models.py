@@ -41,6 +41,21 @@ _DEEP_TOWER = {
     "num_position_embeddings": 16,
     "initializer_range": 0.15,
 }
+_DELTA_NETS = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {
+        **_ROPE,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+        "partial_rotary_factor": 0.25,
+    },
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {
         "text_config": {**TEXT, "rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}},
@@ -76,6 +91,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         "vision_config": {**_DEEP_TOWER, "depth": 3, "deepstack_visual_indexes": [0, 1, 2]},  # SGLang computes three
     },
+    "qwen3_5": {"text_config": {**TEXT, **_DELTA_NETS}, "vision_config": {**_DEEP_TOWER, "depth": 2}},
+    "qwen3_5_moe": {
+        "text_config": {
+            **TEXT,
+            **_DELTA_NETS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+        "vision_config": {**_DEEP_TOWER, "depth": 2},
+    },
     "gemma3": {
         "text_config": {
             **TEXT,
@@ -99,7 +126,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-THIRD = ("qwen3_vl", "qwen3_vl_moe")
+THIRD = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
 def picture(width: int, height: int, seed: int = 0, form: str = "PNG") -> bytes:

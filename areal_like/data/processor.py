@@ -17,6 +17,7 @@ from areal_like.images import ImageError, Images, from_data_url, read_size
 # The number of tokens depends on the image's size
 GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 FIXED = ("gemma3",)  # every image takes the same number of tokens
+SEES_WHOLE_IMAGES = frozenset({"gemma3"})  # image tokens attend to all tokens of their image, also later ones
 MOST_ASPECT = 200  # of height to width; transformers rejects more
 _PATCH, _MERGE, _LEAST, _MOST = 14, 2, 56 * 56, 28 * 28 * 1280  # transformers' defaults
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")

@@ -7,25 +7,32 @@ from typing import Any
 from allocation.diagnostics import Finding
 from allocation.parameters import stage_chunks
 from areal_like.config.findings import finding
+from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.fsdp.support import PROCESSOR, SEES_WHOLE_IMAGES, WITH_IMAGES
+from areal_like.trainer.fsdp.support import PROCESSOR, WITH_IMAGES
 
 SEEN = "its image tokens attend to later tokens of their image"
 IN_TRITON = "only with Triton attention, without CUDA graphs and chunked prefill"
 _FSDP = "an FSDP layout, such as fsdp:d2"
+# By family: the number of DeepStack layers of which SGLang 0.5.17 adds features, whichever the model has
+# (`sglang/srt/models/qwen3_vl_moe.py`)
+DEEPSTACK_SERVED = {"qwen3_vl_moe": 3}
 
 
 def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Check a role's model whose config.json, `model`, has a part for text beside others."""
-    family, path = model.get("model_type"), view.key("path")
-    if family not in WITH_IMAGES:
-        looks = f": {SEEN}, which {_where(view)}" if family in SEES_WHOLE_IMAGES else ""
+    family, path = str(model.get("model_type")), view.key("path")
+    where = _where(view) if family in SEES_WHOLE_IMAGES else None
+    if family not in WITH_IMAGES or where:
+        looks = f": {SEEN}, which {where}" if where else ""
         message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike{looks}"
-        help = f"use a model of {', '.join(sorted(WITH_IMAGES))}, or a text-only model"
+        help = f"use a model of {', '.join(sorted(WITH_IMAGES - SEES_WHOLE_IMAGES))}, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
     elif view.backend == "megatron":
-        yield from _on_megatron(view, str(family))
+        yield from _on_megatron(view, family)
+    if view.role == "actor":
+        yield from _on_servers(view, family)
     directory = Path(str(view.path))
     if directory.is_dir() and not (directory / PROCESSOR).is_file():
         message = f"{directory} has no {PROCESSOR}, with which the trainer preprocesses images"
@@ -38,11 +45,23 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
 
 
-def _where(view: RoleView) -> str:
-    """Return which part of a run does not support image tokens that attend to later ones."""
+def _where(view: RoleView) -> str | None:
+    """Return which part of a run does not support image tokens that attend to later ones, None if each does."""
     if view.backend == "megatron":
         return "Megatron-core does not support in packed sequences"
-    return f"SGLang supports {IN_TRITON}"
+    return f"SGLang's GPU servers support {IN_TRITON}" if view.device == "cuda" else None
+
+
+def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:
+    """Check the DeepStack layers of a model: SGLang computes a fixed number of them for some families."""
+    served, tower = DEEPSTACK_SERVED.get(family), view.model.tower if view.model else None
+    if served is None or tower is None or (deep := tower.projections - 1) == served:
+        return
+    lost = "stops at the first image" if deep < served else f"leaves out the features of the last {deep - served}"
+    message = f"config.json, deepstack_visual_indexes: the model has {deep} DeepStack layers, and SGLang computes a "
+    message += f"{family} with {served}: its server {lost}"
+    help = f"use a {family} with {served} entries in deepstack_visual_indexes, as published ones have, or a qwen3_vl"
+    yield finding("RUN-IMAGES-DEEPSTACK", view.key("path"), message, help)
 
 
 def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:

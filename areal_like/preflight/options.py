@@ -8,6 +8,7 @@ from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.config.findings import finding, warn_ignored
 from areal_like.config.schema import OWN_FILES, RunConfig, SGLangConfig, WeightUpdateConfig
+from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.megatron import option_finding
 from areal_like.preflight.served_adapters import check_served_adapters
@@ -17,7 +18,6 @@ from areal_like.types import Device
 NOT_ON_CPU = {
     "exaone4": "has no attention for it",
     "glm": "has no code of its own for it",
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), "is not tested with it"),  # with images
 }
 
 
@@ -30,6 +30,8 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     if device == "cpu" and spec is not None:
         yield from _on_cpu(spec)
     yield from _prefill(config)
+    if spec is not None and spec.tower and spec.family.removesuffix("_text") in SEES_WHOLE_IMAGES:
+        yield from _chunks(config.sglang)
     if plan is not None:
         yield from _router(config, len(plan.engine("rollout").servers))
 
@@ -71,6 +73,17 @@ def _prefill(config: RunConfig) -> Iterator[Finding]:
         message = "ignored: the servers have no radix cache (sglang.extra_args.disable_radix_cache)"
         help = "write rollout.prefill_once=false"
         yield finding("RUN-UNUSED", "rollout.prefill_once", message, help, severity=Severity.WARNING)
+
+
+def _chunks(sglang: SGLangConfig) -> Iterator[Finding]:
+    """Warn of chunks of prompts that may end within an image, whose tokens attend to later ones."""
+    for name in sglang.extra_args:
+        if name.replace("-", "_") == "chunked_prefill_size":
+            message = (
+                "ignored: image tokens of this model attend to later tokens, so servers prefill each prompt in one pass"
+            )
+            key = f"sglang.extra_args.{name}"
+            yield finding("RUN-UNUSED", key, message, f"leave out {key}", severity=Severity.WARNING)
 
 
 def _router(config: RunConfig, servers: int) -> Iterator[Finding]:

@@ -11,13 +11,14 @@ from allocation.families import TRAINED
 from allocation.model_spec import ModelError, ModelSpec, known_models, read_config
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
+from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import IN_TRITON, SEEN
 from areal_like.preflight.megatron import check_family_on_gpus
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, WITH_IMAGES, WITHOUT_SERVER
+from areal_like.trainer.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of
 
 type Backend = Literal["megatron", "fsdp"]
@@ -128,9 +129,9 @@ def find_servers(family: str) -> dict[str, str]:
     if family in WITH_IMAGES:
         why = NOT_ON_CPU.get(family)
         on_cpu = f"no: its CPU server {why}" if why else "yes"
-        return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes, but no test shows it"}
-    if family in SEES_WHOLE_IMAGES:
-        return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"no: {SEEN}, which it supports {IN_TRITON}")
+        whole = family in SEES_WHOLE_IMAGES
+        on_gpus = f"no: {SEEN}, which it supports {IN_TRITON}" if whole else "yes, but no test shows it"
+        return {"SGLang on CPU": on_cpu, "SGLang on GPUs": on_gpus}
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):

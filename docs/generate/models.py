@@ -17,9 +17,10 @@ from allocation.diagnostics import Finding, has_errors
 from allocation.families import FAMILIES, TRAINED
 from allocation.model_spec import ModelSpec, from_config
 from areal_like.config.schema import ALL_LINEAR, RunConfig
+from areal_like.preflight.images import DEEPSTACK_SERVED
 from areal_like.preflight.lora import ATTENTION, check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
-from areal_like.trainer.fsdp.support import SEES_WHOLE_IMAGES, SPLIT, WITH_IMAGES
+from areal_like.trainer.fsdp.support import SPLIT, WITH_IMAGES
 from areal_like.trainer.megatron.bridges.proven import NOT_ON_GPUS
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
@@ -76,7 +77,7 @@ for its architecture: its parameters are counted from transformers' model, and t
 ([details](vision.md)). On Megatron they need `megatron.bridge_type=megatron-bridge`.
 
 """
-SEEING = sorted((*WITH_IMAGES, *SEES_WHOLE_IMAGES))
+SEEING = sorted(WITH_IMAGES)
 COLUMNS = (*TRAINERS, "SGLang on CPU", "SGLang on GPUs", "Megatron layouts", "FSDP layouts", "LoRA")
 
 
@@ -112,10 +113,12 @@ def _seeing() -> str:
     for family in SEEING:
         text = "gemma3_text" if family == "gemma3" else f"{family}_text"
         config = {"architectures": [architecture_of(text)], "model_type": family}
-        config["vision_config"] = {"deepstack_visual_indexes": [0]}  # of a small model
+        config["vision_config"] = {
+            "deepstack_visual_indexes": [0] * DEEPSTACK_SERVED.get(family, 1)
+        }  # of a small model
         config["text_config"] = dict(_model(text)[1])
         if family == "qwen3_vl_moe":
-            config["text_config"]["moe_intermediate_size"] = 24  # no square matrices
+            config["text_config"] |= {"moe_intermediate_size": 24, "num_hidden_layers": 3}  # no square matrices
         spec = from_config(config, family)
         cells = []
         for backend in ("megatron", "fsdp"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, write_vlm
+from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, with_deepstack, write_vlm
 from trainer_jobs import Setting
 from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
@@ -144,7 +144,10 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
     [
         ("qwen2_5_vl", ["actor.backend=fsdp:d2"], []),
         ("qwen3_vl", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
-        ("gemma3", ["actor.backend=fsdp:d2"], ["RUN-IMAGES-FAMILY"]),
+        ("gemma3", ["actor.backend=fsdp:d2"], []),
+        ("gemma3", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
+        ("gemma3", ["actor.backend=fsdp:d1t2"], ["RUN-FSDP-TENSOR"]),
+        ("gemma3", ["actor.backend=fsdp:d2", "actor.mb_spec.share_prompts=true"], ["RUN-SHARED-PROMPTS-FSDP"]),
         ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),
@@ -153,8 +156,36 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
         ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
     ],
 )
-def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, family, settings, codes):
-    assert [error.partition(" ")[0] for error in checks.errors(tiny_vlm(family), *settings)] == codes
+def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, tmp_path, family, settings, codes):
+    path = tiny_vlm(family)
+    if family == "qwen3_vl_moe":
+        path = with_deepstack(path, tmp_path / "model", 3)
+    assert [error.partition(" ")[0] for error in checks.errors(path, *settings)] == codes
+
+
+def test_no_gpu_server_computes_whole_images(checks, tiny_vlm):
+    settings = ["actor.backend=fsdp:d2", "actor.dtype=bfloat16"]
+    (error,) = checks.errors(tiny_vlm("gemma3"), *settings, device="cuda")
+    assert error.startswith("RUN-IMAGES-FAMILY actor.path") and "without CUDA graphs and chunked prefill" in error
+
+
+@pytest.mark.parametrize("backend", ["fsdp:d2", "megatron:d2"])
+@pytest.mark.parametrize(
+    ("family", "number", "why"),
+    [
+        ("qwen3_vl_moe", 2, "has 2 DeepStack layers, and SGLang computes a qwen3_vl_moe with 3"),
+        ("qwen3_vl_moe", 0, "stops at the first image"),
+        ("qwen3_vl_moe", 3, None),
+        ("qwen3_vl", 1, None),
+    ],
+)
+def test_servers_compute_the_deepstack_layers(checks, tiny_vlm, tmp_path, backend, family, number, why):
+    path = with_deepstack(tiny_vlm(family), tmp_path / "model", number)
+    settings = [f"actor.backend={backend}", "actor.megatron.bridge_type=megatron-bridge"]
+    errors = [error for error in checks.errors(path, *settings) if error.startswith("RUN-IMAGES")]
+    assert [why in error and error.startswith("RUN-IMAGES-DEEPSTACK actor.path") for error in errors] == [True] * bool(
+        why
+    )
 
 
 def test_a_model_whose_processor_is_missing_does_not_start(checks, tiny_vlm, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,15 @@ def save_vlm(model: torch.nn.Module, folder: Path) -> None:
     """Write a model with the experts of published checkpoints, which transformers reads but does not write."""
     model.save_pretrained(folder)
     rewrite_as_published(model.config.model_type, folder)
+
+
+def with_deepstack(folder: Path, new: Path, number: int) -> Path:
+    """Copy a model's files, with another number of DeepStack layers in its config.json."""
+    shutil.copytree(folder, new)
+    config = json.loads((new / "config.json").read_text())
+    config["vision_config"]["deepstack_visual_indexes"] = list(range(number))
+    (new / "config.json").write_text(json.dumps(config))
+    return new
 
 
 def image_tokens(folder: Path, image: bytes) -> int:

@@ -18,7 +18,7 @@ TOWER = Tower(layers=1, hidden=8, ffn=16, gated=False, pixels=12, merged=4, ends
         ({"family": "exaone4"}, "has no attention for it"),
         ({"family": "gemma2"}, None),
         *(({"family": name}, None) for name in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")),
-        ({"family": "qwen3_5_text", "tower": TOWER}, "qwen3_5, and SGLang's CPU server is not tested with it"),
+        ({"family": "qwen3_5_text", "tower": TOWER}, None),
         ({"family": "qwen3_vl_text", "tower": TOWER}, None),
         ({"family": "glm"}, "no code of its own"),
         ({"family": "gpt_oss"}, None),
@@ -34,3 +34,12 @@ def test_a_model_is_refused_on_a_cpu_alone(write, shape, words, device):
     found = list(check_options(load(write()).config, device, spec, job.plan))
     refused = [finding.message for finding in found if finding.code == "RUN-CPU-FAMILY"]
     assert [words in message for message in refused] == ([True] if words and device == "cpu" else [])
+
+
+@pytest.mark.parametrize(("family", "warned"), [("gemma3_text", True), ("qwen3_vl_text", False)])
+def test_chunks_that_could_cut_an_image_are_not_used(write, family, warned):
+    job = check(write()).job
+    config = load(write(), ["sglang.extra_args.chunked-prefill-size=64"]).config
+    spec = replace(job.models["actor"], family=family, tower=TOWER)
+    keys = [found.key for found in check_options(config, "cpu", spec, job.plan) if found.code == "RUN-UNUSED"]
+    assert keys == ["sglang.extra_args.chunked-prefill-size"] * warned

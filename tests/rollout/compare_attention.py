@@ -38,12 +38,21 @@ class Comparison:
 class Side:
     """One backend on the given cache."""
 
-    def __init__(self, module: Any, backend: type, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor) -> None:
+    def __init__(
+        self,
+        module: Any,
+        backend: type,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        table: torch.Tensor,
+        family: str = "llama",
+    ) -> None:
         pool = SimpleNamespace(get_key_buffer=lambda layer: key[layer], get_value_buffer=lambda layer: value[layer])
         requests = SimpleNamespace(req_to_token=table)
         config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9}
         text = SimpleNamespace(to_dict=lambda: config | {"hidden_size": 64, "intermediate_size": 64})
-        runner = {"model": torch.nn.Module(), "model_config": SimpleNamespace(hf_text_config=text)}
+        whole = SimpleNamespace(hf_text_config=text, hf_config=SimpleNamespace(model_type=family))
+        runner = {"model": torch.nn.Module(), "model_config": whole}
         self.backend = backend(
             SimpleNamespace(device="cpu", req_to_token_pool=requests, token_to_kv_pool=pool, **runner)
         )
@@ -121,6 +130,46 @@ def compare(
     return Comparison(difference, *(side.calls for side in sides))
 
 
+def compare_images(window: int) -> Comparison:
+    """An extend of two prompts with images, the second from within an image on, beside a mask that is written out."""
+    torch.manual_seed(0)
+    lengths, extends, spans = [9, 14], [9, 4], [[(1, 4), (6, 7)], [(2, 5), (8, 11)]]
+    table = torch.randperm(40)[: 2 * 16].view(2, 16).int()
+    key, value = torch.randn(2, 1, 40, 2, HEAD_SIZE)
+    query = torch.randn(sum(extends), 2 * HEAD_SIZE)
+    layer = SimpleNamespace(
+        tp_q_head_num=2, tp_k_head_num=2, qk_head_dim=HEAD_SIZE, v_head_dim=HEAD_SIZE, scaling=0.3, layer_id=0,
+        is_cross_attention=False, attn_type=AttentionType.DECODER, sliding_window_size=window, logit_cap=0.0,
+    )  # fmt: skip
+    total, extend = torch.tensor(lengths), torch.tensor(extends)
+    items = [[SimpleNamespace(offsets=[span]) for span in own] for own in spans]
+    batch = SimpleNamespace(
+        out_cache_loc=None, encoder_out_cache_loc=None, req_pool_indices=torch.arange(2), seq_lens=total,
+        extend_seq_lens=extend, extend_prefix_lens=total - extend, encoder_lens=None,
+        forward_mode=SimpleNamespace(is_extend=lambda: True), mm_inputs=[SimpleNamespace(mm_items=own) for own in items],
+    )  # fmt: skip
+    ours = Side(
+        sglang_cpu_attention, sglang_cpu_attention.BatchedTorchNativeBackend, key, value, table, family="gemma3"
+    )
+    found = ours.run("extend", query, [layer], batch)[0].split(extends)
+    difference = 0.0
+    for row, (length, new, own) in enumerate(zip(lengths, extends, spans, strict=True)):
+        mask = torch.ones(length, length).bool().tril().triu(-window)
+        for first, last in own:
+            mask[first : last + 1, first : last + 1] = True
+        q, k, v = (
+            x.view(-1, 2, HEAD_SIZE).transpose(0, 1)
+            for x in (
+                query.split(extends)[row],
+                key[0, table[row, :length].long()],
+                value[0, table[row, :length].long()],
+            )
+        )
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask[length - new :], scale=0.3)
+        difference = max(difference, float((found[row] - expected.transpose(0, 1).reshape(new, -1)).abs().max()))
+    return Comparison(difference, ours.calls, ours.calls)
+
+
 def comparisons() -> dict[str, Comparison]:
     """Every case."""
     prefixes = [max(1, total - total // 3 * (i % 3)) for i, total in enumerate(RAGGED)]
@@ -143,6 +192,8 @@ def comparisons() -> dict[str, Comparison]:
         "left: cross attention": compare(
             RAGGED, RAGGED, encoders=[total + 1 for total in RAGGED], is_cross_attention=True
         ),
+        "extend, images": compare_images(100),
+        "extend, images beyond a window": compare_images(2),
         "decode, unbounded": compare(longer),
         "extend, unbounded": compare(longer, longer),
     }

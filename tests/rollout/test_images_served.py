@@ -60,23 +60,24 @@ class Served:
         kinds[0, list(sampled)] = 0
         given = dict(processor(images=[decode(image) for image in images], return_tensors="pt")) if images else {}
         network = self.networks[version]
+        gemma = network.config.model_type == "gemma3"
         embedded = network.get_input_embeddings()(ids)
         if sampled:  # transformers takes each image token for a part of an image
             find = network.model.get_placeholder_mask
-            network.model.get_placeholder_mask = lambda *_, **__: (
-                (kinds == 1)[..., None].expand_as(embedded),
-                torch.zeros_like(embedded, dtype=torch.bool),
-            )
+            shown, nothing = (kinds == 1)[..., None].expand_as(embedded), torch.zeros_like(embedded, dtype=torch.bool)
+            masks = shown if gemma else (shown, nothing)  # of images, and of videos
+            network.model.get_placeholder_mask = lambda *_, **__: masks
         try:
             with torch.no_grad():
-                logits = network(input_ids=ids, mm_token_type_ids=kinds, **given).logits[0]
+                named = "token_type_ids" if gemma else "mm_token_type_ids"
+                logits = network(input_ids=ids, **{named: kinds}, **given).logits[0]
         finally:
             if sampled:
                 network.model.get_placeholder_mask = find
         return logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp(request.param)
     networks = [write_vlm(request.param, folder / str(seed), seed) for seed in range(SEEDS)]
@@ -180,6 +181,8 @@ def test_updates_change_every_tensor_under_running_requests(served: Served, requ
     ],
 )
 def test_images_that_do_not_fit_the_tokens_are_refused(served: Served, images: Images, words: str) -> None:
+    if served.networks[0].config.model_type == "gemma3" and images == IMAGES[::-1]:
+        pytest.skip("every image takes as many tokens")
     with pytest.raises(ServerError, match=words):
         generate(served, served.prompt(*IMAGES), images)
     (response,) = generate(served, served.prompt(*IMAGES), IMAGES)

@@ -100,3 +100,10 @@ def test_a_cpu_server_keeps_few_states_of_delta_nets(tmp_path, monkeypatch, mode
     limits = ["--max-total-tokens", "1000", "--context-length", "100"]
     arguments = adapt_arguments(["--model-path", str(tmp_path), *limits])
     assert dict(pairwise(arguments)).get("--max-mamba-cache-size") == expected
+
+
+def test_a_cpu_server_does_not_cut_images_whose_tokens_attend_to_later_ones(tmp_path):
+    for family, added in (("gemma3", ["--enable-multimodal", "-1"]), ("qwen3_vl", [])):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "architectures": ["Any"]}))
+        arguments = adapt_arguments(["--model-path", str(tmp_path), "--chunked-prefill-size", "64"])
+        assert [argument for argument in arguments[4:] if argument in ("--enable-multimodal", "-1")] == added

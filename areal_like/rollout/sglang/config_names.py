@@ -36,6 +36,7 @@ def restore_config_names() -> None:
     _count_expert_groups()
     _complete_exaone4()
     _read_layer_types()
+    _leave_out_deepstack()
     register_model_types()
 
 
@@ -69,6 +70,18 @@ def _complete_exaone4() -> None:
         config.rope_theta = config.rope_parameters["rope_theta"]
 
     kind.__post_init__ = complete_with_letters
+
+
+def _leave_out_deepstack() -> None:
+    """Have a qwen3_5 compute no DeepStack layers: transformers writes none, and SGLang takes those of a Qwen3-VL."""
+    from sglang.srt.configs.qwen3_5 import Qwen3_5VisionConfig
+
+    build = Qwen3_5VisionConfig.__init__
+
+    def build_without(config: Any, **named: Any) -> None:
+        build(config, **{"deepstack_visual_indexes": [], **named})
+
+    Qwen3_5VisionConfig.__init__ = build_without
 
 
 def _read_layer_types() -> None:

@@ -6,11 +6,12 @@ SGLang's loop, and so is a long prompt: alone it costs no less than in company.
 
 SGLang's models of mistral, qwen2, qwen3 and others do not pass on their sliding windows; here each layer gets its own.
 Sinks (gpt_oss) and soft caps on scores (gemma2), of which SGLang's loop knows nothing, are computed with all scores.
+Image tokens of gemma3 see all tokens of their image, in layers with windows too, as in transformers.
 
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import batched, groupby
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from allocation.model_spec import sliding_layers
+from areal_like.data.processor import SEES_WHOLE_IMAGES
 
 MOST_ELEMENTS = 2**19  # that one call for several sequences gathers: 2 MiB of float32 stay in a core's cache
 
@@ -40,6 +42,7 @@ class Chunk:
     queries: Tensor  # [sequence, query]: row of the batch's tokens
     positions: Tensor  # [sequence, query]: place in the sequence
     slots: Tensor  # [sequence, key]: row of the KV cache
+    images: Tensor | None = None  # [sequence, key]: number of the image that the token is a part of, -1 for words
 
     @cached_property
     def mask(self) -> Tensor:
@@ -47,10 +50,14 @@ class Chunk:
         return (torch.arange(self.slots.shape[1]) <= self.positions[..., None])[:, None]
 
     def seen(self, window: int | None) -> Tensor:
-        """Return the mask where a query sees itself and the `window` tokens before, None: all before."""
-        if window is None:
-            return self.mask
-        return self.mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
+        """Return the mask where a query sees itself, its image and the `window` tokens before, None: all before."""
+        mask = self.mask
+        if window is not None:
+            mask = mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
+        if self.images is None:
+            return mask
+        own = self.images.gather(1, self.positions)[..., None]
+        return mask | ((own >= 0) & (own == self.images[:, None]))[:, None]
 
     def attend(
         self,
@@ -117,6 +124,22 @@ def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_siz
         yield from batched(group, max(1, MOST_ELEMENTS // elements))
 
 
+def image_spans(inputs: Sequence[Any]) -> list[list[tuple[int, int]]]:
+    """Return the first and last tokens of the images of each request."""
+    return [[span for item in own.mm_items for span in item.offsets] if own else [] for own in inputs]
+
+
+def number_images(spans: Sequence[Sequence[tuple[int, int]]], slots: Tensor) -> Tensor | None:
+    """Return the number of each key's image, -1 for words, as a tensor like `slots`; None without images."""
+    if not any(spans):
+        return None
+    images = torch.full_like(slots, -1)
+    for row, own in zip(images, spans, strict=True):
+        for number, (first, last) in enumerate(own):
+            row[first : last + 1] = number
+    return images
+
+
 class BatchedTorchNativeBackend(TorchNativeAttnBackend):
     """TorchNativeAttnBackend with the same results to rounding; arguments of the overridden methods are as there."""
 
@@ -124,6 +147,7 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         config = model_runner.model_config.hf_text_config.to_dict()
         sliding = sliding_layers(config)
+        self._whole_images = model_runner.model_config.hf_config.model_type in SEES_WHOLE_IMAGES
         for layer in model_runner.model.modules():
             if isinstance(layer, RadixAttention) and layer.layer_id in sliding:
                 layer.sliding_window_size = config["sliding_window"] - 1  # tokens before the query
@@ -131,6 +155,8 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
         self.forward_metadata: list[Chunk] | None = None  # made by the first layer of the pass, the same for all
+        prefills = self._whole_images and forward_batch.forward_mode.is_extend()
+        self._images = image_spans(forward_batch.mm_inputs or ()) if prefills else []
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
         self._scores = {"cap": layer.logit_cap or None, "sinks": sinks}
@@ -147,7 +173,8 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         if not (options["causal"] and _is_self_attention(encoders, options)):
             return loop(query, output, *caches, table, requests, seq_lens, prefixes, extends, encoders, **options)
         for chunk in self._chunks(query, *caches, table, requests, seq_lens, extends):
-            if len(chunk.sequences) > 1 or any(part is not None for part in self._scores.values()):
+            plain = chunk.images is None and all(part is None for part in self._scores.values())
+            if len(chunk.sequences) > 1 or not plain:
                 chunk.attend(query, output, *caches, self._scores, **options)
                 continue
             rows = slice(chunk.queries[0, 0], chunk.queries[0, -1] + 1)
@@ -177,8 +204,9 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
                 place = torch.arange(int(extend.max())).minimum(extend - 1)
                 key = torch.arange(int(total.max())).minimum(total - 1)
                 slots = table[requests[chosen, None], key].long()
-                chunk = Chunk(sequences, starts[chosen, None] + place, total - extend + place, slots)
-                self.forward_metadata.append(chunk)
+                images = number_images([self._images[i] for i in sequences], slots) if any(self._images) else None
+                rows, positions = starts[chosen, None] + place, total - extend + place
+                self.forward_metadata.append(Chunk(sequences, rows, positions, slots, images))
         return self.forward_metadata
 
 

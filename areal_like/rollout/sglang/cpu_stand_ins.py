@@ -12,15 +12,24 @@ from typing import Any
 import psutil
 
 from allocation.model_spec import from_config
+from areal_like.data.processor import SEES_WHOLE_IMAGES
 
 ATTENTION = "torch_native"
 STATES = 4  # of delta nets, per sequence: one is computed with, and the others serve prefixes
 MEMORY_SHARE = 4  # a quarter of what is free, for these at most
+# Of models whose image tokens attend to later ones: no pass may end within an image, and memory that SGLang would set
+# aside for a pass of all prompts, which may be more than there is
+_WHOLE_IMAGES = ("--enable-multimodal", "--chunked-prefill-size", "-1", "--mem-fraction-static", "0.8")
 TOKENS = 512  # of a sequence, on servers that are not told how long it can be
 # By the architectures that SGLang serves with other attention only: the name under which ours passes for that
 _UNDER_ANOTHER_NAME = {"GptOssForCausalLM": "triton"}
 _WITH_LATENT_KEYS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
-_WITH_DELTA_NETS = frozenset({"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"})
+_WITH_DELTA_NETS = frozenset(
+    {
+        *("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    }
+)
 
 
 def adapt_arguments(arguments: list[str]) -> list[str]:
@@ -32,6 +41,8 @@ def adapt_arguments(arguments: list[str]) -> list[str]:
     if not _WITH_DELTA_NETS.isdisjoint(architectures) and "--max-mamba-cache-size" not in given:
         sequences = int(given["--max-total-tokens"]) // int(given.get("--context-length", TOKENS))
         arguments = [*arguments, "--max-mamba-cache-size", str(_count_states(fields, sequences))]
+    if fields.get("model_type") in SEES_WHOLE_IMAGES:
+        arguments = [*arguments, *_WHOLE_IMAGES]
     name = next((_UNDER_ANOTHER_NAME[it] for it in architectures if it in _UNDER_ANOTHER_NAME), ATTENTION)
     if name == ATTENTION:
         return arguments

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from areal_like.data.processor import SEES_WHOLE_IMAGES
+
 # Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
 WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
 # Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
@@ -27,10 +29,8 @@ NOT_PACKED = {
 }
 # Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
 REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
-# Families of vision-language models whose image tokens attend to all tokens of their image, also later ones.
-SEES_WHOLE_IMAGES = frozenset({"gemma3"})
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"})
 # Families whose matrices ranks can split by transformers' plan (`fsdp/tensor_parallel.py`).
 SPLIT = frozenset(
     {
