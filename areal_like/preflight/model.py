@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from allocation.diagnostics import Finding, Severity
+from allocation.diagnostics import Finding
 from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, read_config
 from allocation.plan import EnginePlan, ParallelSizes
@@ -15,6 +15,7 @@ from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import check_images
+from areal_like.preflight.mtp import check_mtp
 from areal_like.preflight.start import check_start
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import check_tensors, check_weights, is_local
@@ -103,10 +104,8 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         message = "config.json has no architectures, from which the servers choose the model's code"
         help = f'add "architectures": ["{architecture_of(spec.family)}"] to it'
         yield finding("RUN-MODEL-ARCHITECTURES", view.key("path"), message, help)
-    if predicting := spec.mtp_layers or (model.get("text_config") or model).get("mtp_num_hidden_layers"):
-        message = f"the model's layers for multi-token prediction ({predicting}) are ignored: they are not trained, "
-        message += "sent to the servers or saved"
-        yield finding("RUN-MTP", view.key("path"), message, severity=Severity.NOTE)
+    predicting = spec.mtp_layers or (model.get("text_config") or model).get("mtp_num_hidden_layers") or 0
+    yield from check_mtp(view, spec, predicting)
     if spec.quantization:
         yield _find_quantization(view, spec)
         model = {**model, "quantization_config": None}

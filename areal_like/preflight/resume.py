@@ -53,6 +53,7 @@ _FROM_ACTOR = {*EngineConfig.model_fields, "optimizer"} - {"backend", "path"}  #
 _MUST_STAY = (  # of megatron
     *("use_dist_checkpointing", "dist_checkpointing_path"),  # of a reference, which is loaded anew
     "use_distributed_optimizer",  # each form of its state is its own
+    "train_mtp_layers",
 )
 
 

@@ -27,10 +27,20 @@ def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") ->
     found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
     if found != wanted:
         raise _mismatch(key, directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
+    layers = _count_layers(shapes, embedding)
+    if layers not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
+        raise _mismatch(key, directory, f"the weights have {layers} layers", f"num_hidden_layers = {model.layers}")
+
+
+def count_layers(directory: Path) -> int:
+    """Return the number of layers in weights that `check_weights` lets pass, with those for multi-token prediction."""
+    shapes = _read_shapes(directory, "actor.path")
+    return _count_layers(shapes, min((name for name in shapes if name.endswith(_EMBEDDING)), key=len))
+
+
+def _count_layers(names: Collection[str], embedding: str) -> int:
     before = embedding.removesuffix(_EMBEDDING) + "layers."
-    layers = {name.removeprefix(before).partition(".")[0] for name in shapes if name.startswith(before)}
-    if len(layers) not in (model.layers, model.layers + model.mtp_layers):  # the latter may be saved along or not
-        raise _mismatch(key, directory, f"the weights have {len(layers)} layers", f"num_hidden_layers = {model.layers}")
+    return len({name.removeprefix(before).partition(".")[0] for name in names if name.startswith(before)})
 
 
 def check_tensors(

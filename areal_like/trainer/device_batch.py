@@ -1,7 +1,7 @@
 """One rank's share of packed micro-batches as tensors on its device, a micro-batch at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_like.per_token import Routes, unknown_expert
+from areal_like.trainer.ahead import find_ahead
 from areal_like.trainer.image_inputs import ImageInputs, ImageReader
 from areal_like.trainer.packing import MicroBatch
 from areal_like.types import TEACHER_IDS, TEMPERATURES, Batch
@@ -38,6 +39,16 @@ class DeviceImages:
 
 
 @dataclass(frozen=True)
+class DeviceAhead:
+    """`ahead.Ahead` on the device: `tokens` `[1, t]`, `labels` at the targets, and their own temperatures, if any."""
+
+    tokens: Tensor
+    rows: Tensor
+    labels: Tensor
+    temperatures: Tensor | None
+
+
+@dataclass(frozen=True)
 class DeviceBatch:
     """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
 
@@ -48,7 +59,8 @@ class DeviceBatch:
     share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted token, None where each has
     its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of `fields` the batch's
     values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for padding, whose experts
-    are unknown. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`.
+    are unknown. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`. `ahead` is for a
+    layer for multi-token prediction that is trained.
     """
 
     tokens: Tensor
@@ -68,11 +80,18 @@ class DeviceBatch:
     expand: Tensor | None = None
     choices: Tensor | None = None
     images: DeviceImages | None = None
+    ahead: DeviceAhead | None = None
 
     def temperatures(self, temperature: float) -> float | Tensor:
         """Return the temperatures of the labels, if some have their own, `[rows]`, or else `temperature`."""
         own = self.own_temperatures
         return temperature if own is None else torch.where(own > 0, own, temperature)
+
+    def one_ahead(self) -> "DeviceBatch":
+        """Return the micro-batch whose rows and labels are those of a layer for multi-token prediction."""
+        assert self.ahead is not None
+        rows = {"rows": self.ahead.rows, "labels": self.ahead.labels, "own_temperatures": self.ahead.temperatures}
+        return replace(self, **rows, support=None, expand=None, choices=None)
 
     def of_tokens(self, of_rows: Tensor) -> Tensor:
         """Return values `[rows, …]` as those of the wanted tokens, `[n, …]`."""
@@ -85,6 +104,7 @@ class DeviceBatches:
 
     Each of several iterators copies its own; `pack` gives the i-th of `count` and remembers it. `wanted` is
     `[tokens of the batch]`, where a prediction is to be looked at. `reader` makes the images of a model that takes any.
+    `looks_ahead`: a layer for multi-token prediction is trained.
     """
 
     count: int
@@ -93,13 +113,15 @@ class DeviceBatches:
     wanted: NDArray[np.bool]
     device: torch.device
     reader: ImageReader | None = None
+    looks_ahead: bool = False
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         packs = map(self.pack, range(self.count))
-        return (to_device(pack, self.batch, self.wanted, self.device, self.reader) for pack in packs)
+        others = self.device, self.reader, self.looks_ahead
+        return (to_device(pack, self.batch, self.wanted, *others) for pack in packs)
 
     @property
     def targets(self) -> NDArray[np.int64]:
@@ -120,8 +142,9 @@ def to_device(
     wanted: NDArray[np.bool],
     device: torch.device,
     reader: ImageReader | None = None,
+    looks_ahead: bool = False,
 ) -> DeviceBatch:
-    """Copy a micro-batch; `wanted` and `reader` are DeviceBatches's."""
+    """Copy a micro-batch; `wanted`, `reader` and `looks_ahead` are DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
     kept = None if batch.kept is None else batch.kept.take(targets)
@@ -157,12 +180,22 @@ def to_device(
         expand=None if expand is None else copy(expand),
         choices=None if others is None else copy(others[first].astype(np.int64)),
         images=None if images is None else _copy_images(images, copy),
+        ahead=_copy_ahead(pack, batch, wanted, copy) if looks_ahead else None,
     )
 
 
 def _copy_images(images: ImageInputs, copy: Callable[[NDArray[Any] | Tensor], Tensor]) -> DeviceImages:
     arguments = {name: copy(values) for name, values in images.arguments.items()}
     return DeviceImages(arguments, copy(images.rows), copy(images.kinds), bool((images.rows < 0).any()))
+
+
+def _copy_ahead(
+    pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], copy: Callable[[NDArray[Any] | Tensor], Tensor]
+) -> DeviceAhead:
+    ahead, temperatures = find_ahead(pack.places, batch, wanted), batch.fields.get(TEMPERATURES)
+    labels = batch.tokens[ahead.targets].astype(np.int64)
+    own = None if temperatures is None else copy(temperatures[ahead.targets])
+    return DeviceAhead(copy(ahead.tokens)[None], copy(ahead.rows), copy(labels), own)
 
 
 def _find_distinct(

@@ -185,6 +185,11 @@ class EngineSpec:
         chosen = (part for part, key in zip(PARTS, keys, strict=True) if self.config.offload or (key and by_part))
         return tuple(part for part in chosen if part == "params" or self.optimizer is not None)
 
+    @property
+    def trains_mtp(self) -> bool:
+        """Whether the layer for multi-token prediction is part of the model."""
+        return self.role == "actor" and self.backend == "megatron" and self.config.megatron.train_mtp_layers
+
 
 @dataclass(frozen=True)
 class Rendezvous:

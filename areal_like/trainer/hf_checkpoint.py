@@ -40,7 +40,8 @@ def save_together(path: Path, weights: Iterator[tuple[str, Tensor]], spec: Engin
     """Have rank 0 write the weights that all ranks of an engine gather together."""
     if dist.get_rank() == 0:
         dtype = spec.config.dtype
-        write_checkpoint(path, weights, spec.path, dtype, tokenizer=spec.tokenizer, scratch=spec.scratch)
+        places = {"tokenizer": spec.tokenizer, "scratch": spec.scratch}
+        write_checkpoint(path, weights, spec.path, dtype, mtp=spec.trains_mtp, **places)
     for _ in weights:  # the other ranks participate
         pass
     dist.barrier()
@@ -54,22 +55,31 @@ def write_checkpoint(
     *,
     tokenizer: Path | None = None,
     scratch: Path | None = None,
+    mtp: bool = False,
 ) -> None:
     """Write `weights` as safetensors to `path`, with the config of the checkpoint at `source`.
+
+    `mtp` is whether the weights have the layers for multi-token prediction that the config names.
 
     The tokenizer's files are those of the directory `tokenizer`, by default `source`. The checkpoint appears under its
     name only when it is complete; one that is there already is replaced. Until then it is in `scratch`, a directory of
     the same file system, by default beside `path`.
     """
     with complete_directory(path, scratch) as partial:
-        fill_checkpoint(partial, weights, source, dtype, tokenizer=tokenizer)
+        fill_checkpoint(partial, weights, source, dtype, tokenizer=tokenizer, mtp=mtp)
 
 
 def fill_checkpoint(
-    partial: Path, weights: Iterable[tuple[str, Tensor]], source: Path, dtype: str, *, tokenizer: Path | None = None
+    partial: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    source: Path,
+    dtype: str,
+    *,
+    tokenizer: Path | None = None,
+    mtp: bool = False,
 ) -> None:
     """Write the files of `write_checkpoint` into an empty directory."""
-    copy_descriptions(source, tokenizer or source, partial, dtype)
+    copy_descriptions(source, tokenizer or source, partial, dtype, mtp=mtp)
     index, total = {}, 0
     for number, bucket in enumerate(in_buckets(_on_host(weights), _SHARD_BYTES), 1):
         shard = dict(bucket)
@@ -109,11 +119,11 @@ def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tenso
         del copy
 
 
-def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -> None:
+def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str, *, mtp: bool = False) -> None:
     """Copy a checkpoint's files other than weights, the tokenizer's from a directory that may be another one.
 
-    The config then names the data type of the new weights, and no layers for multi-token prediction, which are gone;
-    one that already does is copied byte for byte.
+    The config then names the data type of the new weights, and no layers for multi-token prediction, which are gone
+    without `mtp`; one that already does is copied byte for byte.
     """
     files = [file for file in source.iterdir() if not _is_tokenizers(file)]
     for file in files + [file for file in tokenizer.iterdir() if _is_tokenizers(file)]:
@@ -121,8 +131,9 @@ def copy_descriptions(source: Path, tokenizer: Path, target: Path, dtype: str) -
             shutil.copy(file, target)
     config = json.loads((target / "config.json").read_text())
     named = {config.pop("torch_dtype", None), config.get("dtype")} - {None}
-    if named != {dtype} or config.get(_EXTRA_PREDICTION):
-        config |= {"dtype": dtype} | ({_EXTRA_PREDICTION: 0} if _EXTRA_PREDICTION in config else {})
+    gone = bool(config.get(_EXTRA_PREDICTION)) and not mtp
+    if named != {dtype} or gone:
+        config |= {"dtype": dtype} | ({_EXTRA_PREDICTION: 0} if gone else {})
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -17,6 +17,7 @@ PRECISIONS = (
 _NOT_FROM_CHECKPOINT = Ignored("`use_dist_checkpointing` is `false`", lambda at: not at.section.use_dist_checkpointing)
 _NO_BACKWARD = for_reference("a reference has no backward pass")
 _NO_OPTIMIZER = for_reference("a reference has no optimizer")
+_NOT_THE_ACTOR = Ignored("only the actor has a draft model (`ref` and `critic`)", lambda at: at.role != "actor")
 _OFFLOADED = Ignored(
     "`offload` of the role is `true`", lambda at: at.role in at.run.roles and at.run.roles[at.role].offload
 )
@@ -73,6 +74,9 @@ class MegatronConfig(Section):
     """Data type of the first moment."""
     exp_avg_sq_dtype: Annotated[Literal["float32", "float16", "bfloat16"], _NO_OPTIMIZER] = "float32"
     """Data type of the second moment."""
+    train_mtp_layers: Annotated[bool, _NOT_THE_ACTOR] = False
+    """Train the actor's layer for multi-token prediction (`num_nextn_predict_layers` in config.json) beside the policy,
+    and save it. The layer's loss has no gradient in the policy."""
     override_transformer_config: dict[str, Any] = Field({})
     """More fields of Megatron-core's TransformerConfig, by name. Unknown names and values that TransformerConfig
     rejects are refused before the start."""

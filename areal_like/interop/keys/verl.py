@@ -159,8 +159,11 @@ VERL: Table = {
     f"{_MODEL}.custom_chat_template": changes("the tokenizer's chat template is used"),
     f"{_MODEL}.override_config": changes("the model follows its config.json", "{}"),
     f"{_MODEL}.trust_remote_code": drop("code shipped with a model is never executed"),
-    f"{_MODEL}.mtp.enable": changes("multi-token prediction is not trained", False),
-    f"{_MODEL}.mtp": drop("multi-token prediction is not trained"),
+    f"{_MODEL}.mtp.enable_train": rename("actor.megatron.train_mtp_layers"),
+    f"{_MODEL}.mtp.enable": changes(
+        "actor.megatron.train_mtp_layers trains the layer, and servers do not use it", False
+    ),
+    f"{_MODEL}.mtp": drop("actor.megatron.train_mtp_layers has no further settings"),
     f"{_MODEL}": shared.SPEED,
     "actor_rollout_ref.hybrid_engine": together("rollout.sharing"),
     "actor_rollout_ref.nccl_timeout": shared.SPEED,

@@ -22,6 +22,8 @@ from areal_like.config.schema import EngineConfig
 from areal_like.errors import CheckpointError
 from areal_like.trainer.engine import Rendezvous
 from areal_like.trainer.hf_checkpoint import copy_descriptions, fill_checkpoint
+from areal_like.trainer.megatron.bridges.proven import MTP
+from areal_like.trainer.megatron.bridges.support import BRIDGES
 from areal_like.trainer.megatron.cpu import cuda as cpu
 from areal_like.trainer.megatron.options import transformer_options
 
@@ -38,6 +40,7 @@ _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight" 
 _HF_EMBEDDING, _HF_OUTPUT = "embed_tokens.weight", "lm_head.weight"  # the first after the names of its modules
 _COMPUTED = "*.rotary_emb.inv_freq"  # in old checkpoints; transformers computes it from the config
 _COPIED = "it is the embedding"
+_MTP = "mtp."
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _HELD = ("float32", "bfloat16")
 # Errors of transformers, the bridges and Megatron for an unusable config
@@ -96,10 +99,12 @@ def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path,
         raise CheckpointError(f"{path} has no {_EMBEDDING}: it is not a whole language model")
     held = stored[_EMBEDDING].dtype if stored[_EMBEDDING].dtype in _HELD else "float32"
     value_head = _OUTPUT in stored and stored[_OUTPUT].shape[0] == 1
-    model = _Model(bridge, config_path, held, value_head=value_head)
+    config = json.loads((config_path / "config.json").read_text())
+    can = bridge == BRIDGES[1] and config["model_type"] in MTP and config.get("num_nextn_predict_layers") == 1
+    mtp = can and any(name.startswith(_MTP) for name in stored)
+    model = _Model(bridge, config_path, held, value_head=value_head, mtp=mtp)
     model.reread(path)
     record = json.loads((path / TENSORS).read_text()) if (path / TENSORS).is_file() else None
-    config = json.loads((config_path / "config.json").read_text())
     names = set()
 
     def weights() -> Iterator[tuple[str, Tensor]]:
@@ -114,7 +119,7 @@ def to_hugging_face(bridge: str, path: Path, config_path: Path, tokenizer: Path,
             pass
     else:
         dtype = (_dtype_of(config) if record else None) or held
-        fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer)
+        fill_checkpoint(target, weights(), config_path, dtype, tokenizer=tokenizer, mtp=mtp)
     return f"{len(names)} tensors from {len(stored)} of Megatron's, each mapped once by {bridge}"
 
 
@@ -138,9 +143,9 @@ class _Model:
     Raises CheckpointError if the bridge cannot build it.
     """
 
-    def __init__(self, bridge: str, path: Path, dtype: str, *, value_head: bool) -> None:
+    def __init__(self, bridge: str, path: Path, dtype: str, *, value_head: bool, mtp: bool = False) -> None:
         options = transformer_options(EngineConfig(), device="cpu", pipelined=False, interleaved=False)
-        source = ModelSource(path, getattr(torch, dtype), _ONE, options, value_head=value_head)
+        source = ModelSource(path, getattr(torch, dtype), _ONE, options, value_head=value_head, mtp=mtp)
         with cpu.cpu_as_cuda():
             try:
                 self._bridge = open_bridge(bridge, source)

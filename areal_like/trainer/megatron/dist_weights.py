@@ -52,7 +52,7 @@ def load_weights(path: Path, models: list[torch.nn.Module], vocab_size: int) -> 
     """Load this rank's chunks from a checkpoint of any layout; a critic keeps its new head if none is stored.
 
     Raises CheckpointError with names unless model and checkpoint have the same tensors and shapes. Layers for
-    multi-token prediction (`mtp`) are ignored, because no model here has them.
+    multi-token prediction (`mtp`) are ignored by models without them.
     """
     weights = read_weights(path)
     state, wanted, stored = _state(models), _tensors(models), weights.tensors

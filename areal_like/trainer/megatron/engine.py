@@ -49,7 +49,8 @@ class MegatronEngine(BaseEngine):
         self._rows = row_multiple(config.megatron.override_transformer_config) or 1
         options = transformer_options(config, device=spec.device, pipelined=sizes.pp > 1, interleaved=sizes.vpp > 1)
         dtype = getattr(torch, config.dtype)
-        source = ModelSource(spec.path, dtype, sizes, options, value_head=self._is_critic, seed=spec.seed)
+        head = {"value_head": self._is_critic, "mtp": spec.trains_mtp}
+        source = ModelSource(spec.path, dtype, sizes, options, seed=spec.seed, **head)
         with cpu.cpu_as_cuda():
             parallel.initialize(rendezvous, sizes, self.device, spec.seed)
             bridge = make_bridge(config.megatron.bridge_type, source)
@@ -83,8 +84,14 @@ class MegatronEngine(BaseEngine):
         self, micro_batches: DeviceBatches, batch: Batch, loss: LossSpec, temperature: float, trained: int
     ) -> Sequence[Mapping[str, Tensor]]:
         def token_loss(micro_batch: DeviceBatch, output: Tensor) -> tuple:
+            output, ahead = output.tensor_split([len(micro_batch.sequences)])
             total, sums = self._loss(loss, batch, micro_batch, (output[:, 0], output[:, 1:2].flatten(), output[:, 2:]))
+            if micro_batch.ahead is not None:
+                of_mtp = -ahead[:, 0].sum()
+                total, sums = total + of_mtp, {**sums, "mtp_loss": of_mtp.detach()}
             return total, micro_batch.count, sums
+
+        micro_batches = replace(micro_batches, looks_ahead=self._spec.trains_mtp)
 
         # Megatron copies it over its own `[1]`
         scaled = trained / len(batch.tokens) * (self._loss_scale() or 1.0)

@@ -8,6 +8,7 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
+from torch.nn.functional import pad
 
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.megatron.pack import pack_of
@@ -91,9 +92,21 @@ def _at_rows(
     """Run Megatron's hook after the last layer, so that the output layer computes only the needed rows.
 
     Sequence-parallel ranks have different numbers of rows, so their hidden states are gathered here, not in the layer.
+    The rows of a layer for multi-token prediction that is trained come last; its hidden states follow the model's.
     """
-    if config.sequence_parallel:
-        hidden_states = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
     head, micro_batch = context
-    hidden = hidden_states.index_select(0, micro_batch.rows).squeeze(1)
-    return head(micro_batch, hidden, output_layer, output_layer.weight if output_weight is None else output_weight)
+    weight = output_layer.weight if output_weight is None else output_weight
+    own, *ahead = hidden_states.chunk(1 if micro_batch.ahead is None else 2)
+    made = _run_head(head, micro_batch, own, output_layer, weight, config)
+    if not ahead:
+        return made
+    further = _run_head(head, micro_batch.one_ahead(), ahead[0], output_layer, weight.detach(), config)
+    return torch.cat([made, pad(further, (0, made.shape[1] - further.shape[1]))])
+
+
+def _run_head(
+    head: Head, micro_batch: DeviceBatch, hidden: Tensor, layer: torch.nn.Module, weight: Tensor, config: Any
+) -> Tensor:
+    if config.sequence_parallel:
+        hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+    return head(micro_batch, hidden.index_select(0, micro_batch.rows).squeeze(1), layer, weight)

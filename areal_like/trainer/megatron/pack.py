@@ -21,6 +21,7 @@ from megatron.core.transformer.multi_latent_attention import MultiLatentAttentio
 from torch import Tensor
 
 from areal_like.trainer.device_batch import DeviceBatch
+from areal_like.trainer.megatron.mtp import WithNextTokens
 
 # a piece's last query attends to all keys; Transformer Engine's name, for which Megatron has no AttnMaskType
 _LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
@@ -43,6 +44,8 @@ def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
     """Return Megatron's parameters of a micro-batch; those of OwnPositions need a model prepared by `use_positions`."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
     of_images = micro_batch.positions[1:, 0] if micro_batch.positions.ndim == 3 else None
+    if micro_batch.ahead is not None:  # alone: prompts are not shared, and there are no images
+        return _thd(WithNextTokens, ends, longest, ends, longest, next_tokens=micro_batch.ahead.tokens)
     if keys is None:
         pieces = _thd(PackedSeqParams, ends, longest, ends, longest)
         if of_images is None:

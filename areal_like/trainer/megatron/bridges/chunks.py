@@ -7,6 +7,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.enums import ModelType
 
 from areal_like.trainer.megatron.bridges.protocol import ModelSource
+from areal_like.trainer.megatron.mtp import train_mtp
 
 
 def build_chunks(provide: Callable[..., torch.nn.Module], source: ModelSource) -> list[torch.nn.Module]:
@@ -22,4 +23,6 @@ def build_chunks(provide: Callable[..., torch.nn.Module], source: ModelSource) -
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         chunks.append(chunk.cuda(torch.cuda.current_device()))
     source.config.set_frequencies(chunks)
+    if source.mtp:
+        train_mtp(chunks)
     return chunks

@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # the checks before a run read `support` without torch
     from areal_like.trainer.megatron.bridges.config import ModelConfig
 
 
+# Megatron clips gradients of a detached layer by a norm of its own
+_MTP: dict[str, Any] = {"mtp_num_layers": 1, "mtp_detach_heads": True}
+
+
 class Bridge(Protocol):
     """Interface between the engine and a bridge. A model is a list of chunks, several with a virtual pipeline."""
 
@@ -36,7 +40,8 @@ class Bridge(Protocol):
 class ModelSource:
     """Input of a bridge: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields.
 
-    `value_head` is whether the model is a critic; `seed` is that of a new value head.
+    `value_head` is whether the model is a critic; `seed` is that of a new value head. `mtp` is whether the model has a
+    layer for multi-token prediction.
     """
 
     path: Path
@@ -45,6 +50,7 @@ class ModelSource:
     settings: Mapping[str, Any]
     value_head: bool = False
     seed: int = 0
+    mtp: bool = False
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -59,4 +65,5 @@ class ModelSource:
     @property
     def options(self) -> dict[str, Any]:
         """Fields of TransformerConfig that the bridge is to set; of the model's, `fixed` come before any setting."""
-        return {**self.config.options, **self.settings, **self.config.fixed}
+        of_mtp = _MTP if self.mtp else {}
+        return {**self.config.options, **self.settings, **self.config.fixed, **of_mtp}
