@@ -12,6 +12,7 @@ import asyncio
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ UNEVEN, SLACK = 1.25, 16  # a server with more samples than this times the least
 
 type Queued = tuple[int, int, int, QueueEntry]  # priority, minus the length so far, arrival; no two arrivals are equal
 type Outgoing = tuple[Sample, asyncio.Future[None]]
+type Loss = tuple[str, Fault]  # why a server gives its samples back
 
 
 @dataclass(eq=False)
@@ -49,7 +51,8 @@ class ServerState:
     backing_off: bool = False
     queue: list[Queued] = field(default_factory=list)  # a heap of the samples that are bound to it
     outbox: list[Outgoing] = field(default_factory=list)  # to be sent together
-    lost: asyncio.Future[tuple[str, Fault]] = field(default_factory=asyncio.Future)  # why it gives its samples back
+    _left: Loss | None = None
+    _watches: set[asyncio.Future[Loss]] = field(default_factory=set)
     work_done: Any = None
     progressed: float = 0.0  # time of its last progress, and of the last question; on time.monotonic's clock
     asked: float = 0.0
@@ -78,9 +81,28 @@ class ServerState:
 
     def lose(self, cause: str, fault: Fault) -> None:
         """Give all samples back, and if it has `left` also those that are on their way to it."""
-        if not self.lost.done():
-            self.lost.set_result((f"{self.server.name} at {self.server.url} {cause}", fault))
-            self.lost = self.lost if fault == "left" else asyncio.Future()
+        if self._left:
+            return
+        loss = (f"{self.server.name} at {self.server.url} {cause}", fault)
+        self._left = loss if fault == "left" else None
+        for watch in self._watches:
+            if not watch.done():
+                watch.set_result(loss)
+
+    @contextmanager
+    def watch_loss(self) -> Iterator[asyncio.Future[Loss]]:
+        """Yield a future that is set when the server gives its samples back while the body runs.
+
+        Each request has its own: asyncio searches all callbacks of a future to remove one.
+        """
+        watch: asyncio.Future[Loss] = asyncio.get_running_loop().create_future()
+        if self._left:
+            watch.set_result(self._left)
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
 
 
 @dataclass(eq=False)

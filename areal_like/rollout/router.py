@@ -236,15 +236,15 @@ class Router:
 
     async def _call(self, state: ServerState, entries: Sequence[Outgoing]) -> None:
         """Have a server generate as long as it makes progress; every entry ends or has an exception."""
-        lost = state.lost
         error: ServerError = Unavailable(f"{state.server.name} ended its answer early", "half_answer")
         reading = asyncio.ensure_future(self._read(state, entries))
         try:
-            while not reading.done():
-                if lost.done():
-                    raise Unavailable(*lost.result())
-                await self._look_after(state)
-                await asyncio.wait((reading, lost), timeout=self._stall_s / 4, return_when=asyncio.FIRST_COMPLETED)
+            with state.watch_loss() as lost:
+                while not reading.done():
+                    if lost.done():
+                        raise Unavailable(*lost.result())
+                    await self._look_after(state)
+                    await asyncio.wait((reading, lost), timeout=self._stall_s / 4, return_when=asyncio.FIRST_COMPLETED)
             reading.result()
         except ServerError as failure:
             error = failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 import time
@@ -363,6 +364,34 @@ def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more(clients:
         assert leaving.version == "0"
 
     asyncio.run(run())
+
+
+def test_requests_of_a_server_share_no_future():
+    """To remove one callback of a future, asyncio compares it with all of them."""
+    requests, most = 50, 0
+
+    async def run() -> None:
+        nonlocal most
+        may_end = asyncio.Event()
+
+        async def generate(server: FakeServer, body: Body) -> Any:
+            await may_end.wait()
+            return await answer(server, body)
+
+        server = FakeServer(generate)
+        server.most_running = requests
+        async with pool_of(server) as pool:
+            asking = [asyncio.create_task(pool.sample([20], SAMPLING)) for _ in range(requests)]
+            while len(server.bodies("/generate")) < requests:
+                await asyncio.sleep(0.01)
+            futures = [each for each in gc.get_objects() if isinstance(each, asyncio.Future) and not each.done()]
+            most = max(len(future._callbacks or ()) for future in futures)
+            assert sum(bool(future._callbacks) for future in futures) > requests
+            may_end.set()
+            await asyncio.gather(*asking)
+
+    asyncio.run(run())
+    assert most < requests
 
 
 def test_requests_end_when_nobody_is_left():
