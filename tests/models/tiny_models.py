@@ -221,6 +221,10 @@ VARIANTS: dict[str, Variant] = {
     "qwen2_moe-not-shared": Variant("qwen2_moe", {"shared_expert_intermediate_size": 0}),
     "glm4_moe-uneven-groups": Variant("glm4_moe", {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 3}),
     "glm4_moe-prediction": Variant("glm4_moe", {"num_nextn_predict_layers": 1}, BOTH),
+    **{
+        f"{family}-prediction": Variant(family, {"num_nextn_predict_layers": 1}, MEGATRON_BRIDGE)
+        for family in ("deepseek_v3", "kimi_k2", "glm4_moe_lite")
+    },
     "glm4_moe-raw": Variant("glm4_moe", {"norm_topk_prob": False}),
     "deepseek_v3-yarn": Variant(
         "deepseek_v3", {"rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, MEGATRON_BRIDGE

@@ -32,6 +32,8 @@ with placeholder_transformer_engine(), root_logging_kept():
     from megatron.bridge.models.hf_pretrained.state import SafeTensorsStateSource, StateDict, StateSource
 
 _VOCABULARY_WEIGHTS = ("model.embed_tokens.weight", "lm_head.weight")
+# It copies them into GLM-4.7-Flash's layer for multi-token prediction, also where the model has no such layer
+_COPIED_VOCABULARY = re.compile(r"model\.layers\.\d+\.(?:embed_tokens|shared_head\.head)\.weight")
 
 
 # A tensor of a language model in a checkpoint of text and images
@@ -113,7 +115,8 @@ class MegatronBridge:
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         config = self._source.config.for_bridge
         for name, weight in self._bridge.export_hf_weights(models, show_progress=False):
-            if not (config.tie_word_embeddings and name == "lm_head.weight"):  # it copies the embedding if asked
+            tied = config.tie_word_embeddings and name == "lm_head.weight"  # it copies the embedding if asked
+            if not tied and not _COPIED_VOCABULARY.fullmatch(name):
                 yield name, weight[: config.vocab_size] if name in _VOCABULARY_WEIGHTS else weight
 
     def _open_language(self, path: Path) -> bool:
