@@ -7,7 +7,7 @@ without layers for multi-token prediction, which neither transformers nor the tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, chain, pairwise
@@ -60,17 +60,6 @@ def total_parameters(model: ModelSpec) -> int:
     tables = vocabulary(model) * (1 if model.tied_embeddings else 2)
     tower = model.tower.parameters if model.tower else 0
     return layers_together(model, range(model.layers)).total + tables + model.hidden_size + tower
-
-
-def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:
-    """Return parameters of low-rank adapters of the attention and dense feed-forward modules whose names `targets`
-    wants."""
-    if model.counted:
-        return rank * sum(both for name, both in model.counted.linear if targets(name))
-    hidden, queries, keys = model.hidden_size, model.query_width, model.kv_heads * model.head_dim
-    ends = {"q_proj": hidden + queries, "k_proj": hidden + keys, "v_proj": hidden + keys, "o_proj": queries + hidden}
-    ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + model.ffn)
-    return rank * model.layers * sum(both for name, both in ends.items() if targets(name))
 
 
 def active_parameters(model: ModelSpec) -> int:

@@ -31,10 +31,11 @@ import numpy as np
 import typer
 
 import allocation
+from allocation.adapters import adapter_parameters
 from allocation.memory import megatron
 from allocation.memory.items import CUDA, NCCL, RESERVE, Item
 from allocation.model_spec import ModelSpec, from_config
-from allocation.parameters import adapter_parameters, total_parameters
+from allocation.parameters import total_parameters
 from allocation.plan import ParallelSizes
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 from benchmarks.report import ROOT, circumstances

@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from allocation.adapters import adaptable_layers, adapter_parameters
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
-from allocation.parameters import adapter_parameters, total_parameters
+from allocation.parameters import total_parameters
 from allocation.plan import Plan
 from areal_like.config.findings import ConfigError, finding, nearest_words
 from areal_like.config.schema import ALL_LINEAR, ActorConfig, RunConfig
 from areal_like.preflight.weights import layer_matrices
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+JOINED = ("q_proj", "k_proj", "v_proj")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 _KEY = "actor.target_modules"
 _FUSED = "use_transformer_engine_op_fuser"
@@ -34,9 +35,7 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     actor = config.actor
     if not actor.use_lora or spec is None:
         return
-    whole = not spec.latent_attention and (plan is None or not _splits_groups(spec, plan))
-    attention = ATTENTION if whole else ATTENTION[3:]
-    problems = [*_names(actor, spec, attention), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
+    problems = [*_names(actor, spec, plan), *(_on_megatron(actor, spec, plan) if plan is not None else ())]
     yield from problems
     if not problems:
         trained, total = trained_parameters(config, spec), total_parameters(spec)
@@ -48,8 +47,8 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
         yield finding("RUN-LORA-RANDOM", "actor.init_model", message, help, severity=Severity.WARNING)
 
 
-def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Iterator[Finding]:
-    """Find names of no layer, and of layers without adapters; `attention` has those that the layout allows."""
+def _names(actor: ActorConfig, spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
+    """Find names of no layer, and of layers without adapters."""
     known = _linear_layers(actor, spec)
     for name in actor.target_modules:
         if name not in (*known, ALL_LINEAR):
@@ -57,17 +56,20 @@ def _names(actor: ActorConfig, spec: ModelSpec, attention: Sequence[str]) -> Ite
             yield finding("RUN-LORA-LAYER", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
     if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
         message = f"{', '.join(asked)}: adapters for experts are unsupported"
-        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"write {_KEY}=[{','.join(attention)}]")
+        split = JOINED if plan is not None and _splits_groups(spec, plan) else ()
+        others = [name for name in adaptable_layers(spec) if name not in split]
+        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"write {_KEY}=[{','.join(others)}]")
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
-    """Return the names of linear layers, None for a model that is not downloaded yet."""
+    """Return the names of linear layers; those of the family for a model that is not downloaded yet."""
+    of_family = tuple(adaptable_layers(spec))
     if spec.counted is not None:
-        return [name for name, _ in spec.counted.linear]
-    if spec.latent_attention and spec.experts:
-        return (*ATTENTION[3:], *FEED_FORWARD)
-    if spec.experts or actor.path is None or not Path(actor.path, "config.json").is_file():
-        return (*ATTENTION, *FEED_FORWARD)
+        return of_family
+    if spec.experts:
+        return (*of_family, *FEED_FORWARD)
+    if actor.path is None or not Path(actor.path, "config.json").is_file():
+        return of_family
     try:
         return sorted(layer_matrices(Path(actor.path)))
     except ConfigError:  # a finding about the weights has the reason
@@ -77,25 +79,19 @@ def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
 def _splits_groups(spec: ModelSpec, plan: Plan) -> bool:
     """Return whether Megatron's TP splits query groups, whose three projections are one matrix there."""
     engine = plan.engine("actor")
-    return engine.backend == "megatron" and engine.sizes.tp > spec.kv_heads
+    return engine.backend == "megatron" and not spec.latent_attention and engine.sizes.tp > spec.kv_heads
 
 
 def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Finding]:
     engine = plan.engine("actor")
     if engine.backend != "megatron":
         return
-    if spec.latent_attention:
-        message = "adapters with latent attention are unsupported on Megatron"
-        yield finding("RUN-LORA-LATENT", "actor.use_lora", message, f"use fsdp and {_KEY}=[o_proj], or use_lora=false")
-        return
-    if spec.linear_layers:
-        message = "adapters with gated delta nets are unsupported on Megatron"
-        yield finding("RUN-LORA-STATES", "actor.use_lora", message, "use fsdp, or use_lora=false")
-        return
-    tp, joined = engine.sizes.tp, (ALL_LINEAR, *ATTENTION[:3])
-    if _splits_groups(spec, plan) and any(name in joined for name in actor.target_modules):
-        message = f"t{tp} splits the {spec.kv_heads} query groups, and adapters of q_proj, k_proj and v_proj with them"
-        others = (*ATTENTION[3:], *(() if spec.experts else FEED_FORWARD))
+    if _splits_groups(spec, plan) and any(name in (ALL_LINEAR, *JOINED) for name in actor.target_modules):
+        message = (
+            f"t{engine.sizes.tp} splits the {spec.kv_heads} query groups, "
+            "and adapters of q_proj, k_proj and v_proj with them"
+        )
+        others = [name for name in adaptable_layers(spec) if name not in JOINED]
         help = f"use t{spec.kv_heads} or less, or write {_KEY}=[{','.join(others)}]"
         yield finding("RUN-LORA-TENSOR", _KEY, message, help)
     if actor.megatron.override_transformer_config.get(_FUSED):

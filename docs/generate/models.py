@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import allocation
+from allocation.adapters import attention_layers
 from allocation.diagnostics import Finding, has_errors
 from allocation.families import FAMILIES, TRAINED
 from allocation.model_spec import ModelSpec, from_config
 from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.images import DEEPSTACK_SERVED
-from areal_like.preflight.lora import ATTENTION, check_lora
+from areal_like.preflight.lora import check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
 from areal_like.trainer.fsdp.support import SPLIT, WITH_IMAGES
 from areal_like.trainer.megatron.bridges.proven import NOT_ON_GPUS
@@ -30,7 +31,6 @@ UNDER_FSDP = (*MODELS["FSDP_DENSE"], *MODELS["FSDP_EXPERTS"], *MODELS["FSDP_OTHE
 # The layouts with which the checks are asked, by parallel dimension
 DENSE = {"TP": "t2", "PP": "p2", "CP": "c2"}
 EXPERTS = {"TP": "(attn:t2|ffn:t2)", "PP": "p2", "CP": "c2", "EP": "(attn:d2|ffn:e2)"}
-TARGETS = {"all linear layers": [ALL_LINEAR], "attention": list(ATTENTION), "`o_proj`": ["o_proj"]}
 TRAINERS = {
     "mbridge": ("megatron", BRIDGES[0]),
     "Megatron Bridge": ("megatron", BRIDGES[1]),
@@ -57,7 +57,8 @@ HEAD = """# Models
 - **accepted**: nothing rejects the family, but no test shows the result.
 - Layouts: the parallel dimensions that the checks accept with two ranks. Bold: tested for this family. FSDP always shards over
   data-parallel ranks, so its column says whether ranks can split matrices (TP) and share sequences (CP).
-- LoRA: the modules that can have adapters. The first entry is Megatron's, the second FSDP's.
+- LoRA: the [modules](lora.md) that can have adapters. The first entry is Megatron's, the second FSDP's. Tests compare adapters of
+  every family with merged weights (`tests/models/test_family_adapters.py`).
 - Critics are tested for every family that trains: values and gradients equal those of transformers
   (`tests/models/test_family_critics.py`).
 - Shared prompts (`mb_spec.share_prompts`) are tested for every family that trains (`tests/models/test_family_prompts.py`), except
@@ -196,11 +197,13 @@ def _tested(family: str, backend: str) -> set[str]:
 
 
 def _adapters(family: str, backend: str) -> str:
-    """Return the most modules of TARGETS that the checks accept for adapters."""
+    """Return the most modules that the checks accept for adapters."""
     plan = allocation.check(f"{backend}:d1+sglang:d1").plan
-    for words, targets in TARGETS.items():
-        run = _run(f"{backend}:d1", use_lora=True, target_modules=targets)
-        if not has_errors(list(check_lora(run, _model(family)[0], plan))):
+    spec = _model(family)[0]
+    targets = {"all linear layers": [ALL_LINEAR], "attention": list(attention_layers(spec))}
+    for words, names in targets.items():
+        run = _run(f"{backend}:d1", use_lora=True, target_modules=names)
+        if not has_errors(list(check_lora(run, spec, plan))):
             return words
     return "no"
 

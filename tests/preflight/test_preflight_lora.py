@@ -118,14 +118,25 @@ def test_rank_and_targets_decide_what_is_trained(write):
     assert trained_parameters(job.config, from_config(model_config(actor.init_model, "float32"))) == spec_trained
 
 
-def test_adapters_beside_latent_attention_are_refused_on_megatron(write, tmp_path):
-    save_tiny(tmp_path / "model", "deepseek_v3", tie_word_embeddings=False)
-    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", LORA, "actor.target_modules=[o_proj]"]
+@pytest.mark.parametrize(
+    ("family", "backend"), [("deepseek_v3", "megatron:d1"), ("deepseek_v3", "fsdp:d1"), ("qwen3_5_moe_text", "fsdp:d1")]
+)
+def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend):
+    """Of latent attention and gated delta nets too, in the place of `all-linear`."""
+    experts = {"n_routed_experts" if family == "deepseek_v3" else "num_experts": 8, "moe_intermediate_size": 16}
+    save_tiny(tmp_path / "model", family, tie_word_embeddings=False, **experts)
+    model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", LORA, f"actor.backend={backend}"]
 
-    def codes(*overrides):
-        return [
-            found.code for found in check(write(), *model, *overrides).findings if found.code.startswith("RUN-LORA")
-        ]
+    def lora_findings(*overrides):
+        checked = check(write(), *model, "actor.megatron.bridge_type=megatron-bridge", *overrides)
+        return [found for found in checked.findings if found.code.startswith("RUN-LORA")]
 
-    assert codes("actor.backend=megatron:d1") == ["RUN-LORA-LATENT"]
-    assert "RUN-LORA-LATENT" not in codes("actor.backend=fsdp:d1")
+    (found,) = lora_findings()
+    assert found.code == "RUN-LORA-EXPERTS"
+    projections = {
+        "deepseek_v3": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
+        "qwen3_5_moe_text": "q_proj,k_proj,v_proj,o_proj,in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj",
+    }
+    targets = f"actor.target_modules=[{projections[family]}]"
+    assert targets in found.help
+    assert [found.code for found in lora_findings(targets)] == ["RUN-LORA-SHARE"]

@@ -65,6 +65,7 @@ COMPILER_ORDER = [
     "resolve",
     "plan",
     "parameters",
+    "adapters",
     "memory",
     "placement",
     "rules",

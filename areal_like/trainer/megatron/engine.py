@@ -56,8 +56,8 @@ class MegatronEngine(BaseEngine):
             bridge = make_bridge(config.megatron.bridge_type, source)
             if spec.weights is not None:
                 bridge = WeightsFrom(spec.weights, bridge, source)
-            body = source.config.body
-            self._adapted = LoRABridge(bridge, spec.lora, spec.seed, body) if spec.lora else None
+            names = source.config.body, source.config.for_bridge.model_type
+            self._adapted = LoRABridge(bridge, spec.lora, spec.seed, *names) if spec.lora else None
             self._bridge = self._adapted or bridge
             self._vocab_size, self._cap = source.config.for_bridge.vocab_size, source.config.logit_cap
             self._models = self._bridge.build()

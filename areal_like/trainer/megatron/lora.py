@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,46 +26,24 @@ from torch import Tensor
 
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
+from areal_like.trainer.megatron.adapted_layers import Joined, Part, by_head, by_run, joined_layers
 from areal_like.trainer.megatron.bridges.protocol import Bridge
 
 NAME = "lora"  # of a chunk's adapters in its module tree
 
 
-class Joined(NamedTuple):
-    """A linear layer of Megatron on this rank: its place in a decoder layer, and the modules that it joins.
+class AdapterShare(torch.nn.Module):
+    """A rank's share of the adapter of a Hugging Face module, `layer`: one whole matrix and a part of the other.
 
-    `parts` has the sizes of these modules' outputs by name. The outputs alternate in `blocks` runs: a query group's
-    queries, keys and values, then the next group's. With `splits_inputs` tensor parallelism splits the inputs,
-    otherwise the outputs.
+    The rows of `b` lie head by head, so that ranks get whole heads.
     """
 
-    place: str
-    inputs: int
-    parts: dict[str, int]
-    splits_inputs: bool = False
-    blocks: int = 1
-
-
-def joined_layers(config: Any) -> tuple[Joined, ...]:
-    """Return the linear layers of a decoder layer without experts, sizes over all ranks but for `blocks`."""
-    hidden, ffn, tp = config.hidden_size, config.ffn_hidden_size, config.tensor_model_parallel_size
-    queries, keys = (heads * config.kv_channels for heads in (config.num_attention_heads, config.num_query_groups))
-    qkv = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
-    return (
-        Joined("self_attention.linear_qkv", hidden, qkv, blocks=config.num_query_groups // tp),
-        Joined("self_attention.linear_proj", queries, {"self_attn.o_proj": hidden}, splits_inputs=True),
-        Joined("mlp.linear_fc1", hidden, {"mlp.gate_proj": ffn, "mlp.up_proj": ffn}),
-        Joined("mlp.linear_fc2", ffn, {"mlp.down_proj": hidden}, splits_inputs=True),
-    )
-
-
-class AdapterShare(torch.nn.Module):
-    """A rank's share of the adapter of a Hugging Face module, `layer`: one whole matrix and a part of the other."""
-
-    def __init__(self, layer: str, whole: Adapter, splits_inputs: bool, weight: Tensor) -> None:
+    def __init__(self, layer: str, part: Part, whole: Adapter, splits: str, weight: Tensor) -> None:
         super().__init__()
-        self.layer, self.shapes = layer, tuple(matrix.shape for matrix in whole)
-        axes = (1, None) if splits_inputs else (None, 0)
+        self.layer, self.part, self.shapes = layer, part, tuple(matrix.shape for matrix in whole)
+        if part.by_run:
+            whole = Adapter(whole.a, by_head(whole.b, part.runs))
+        axes = {"inputs": (1, None), "outputs": (None, 0), "nothing": (None, None)}[splits]
         self.a, self.b = (_share(matrix, axis, weight) for matrix, axis in zip(whole, axes, strict=True))
 
     def forward(self) -> Adapter:
@@ -74,7 +52,8 @@ class AdapterShare(torch.nn.Module):
 
     def whole(self) -> Adapter:
         """Gather the adapter from the tensor-parallel ranks, all of which call this."""
-        return Adapter(*(_gather(parameter) for parameter in (self.a, self.b)))
+        a, b = (_gather(parameter) for parameter in (self.a, self.b))
+        return Adapter(a, by_run(b, self.part.runs) if self.part.by_run else b)
 
     def shard(self, name: str) -> Any:
         """Return a parameter for Megatron's checkpoints, under a name that is the same in every layout."""
@@ -117,17 +96,19 @@ class LayerAdapter(torch.nn.Module):
         tp, joined = parallel_state.get_tensor_model_parallel_world_size(), self.joined
         pairs = {name: share() for name, share in self.shares.items()}
         x = F.linear(_as_multiplied(layer, x), torch.cat([pair.a for pair in pairs.values()]))
-        if tp > 1:
+        if tp > 1 and joined.splits != "nothing":
             gather, scatter = gather_from_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region
-            x = scatter(x) if joined.splits_inputs else gather(x)
+            x = scatter(x) if joined.splits == "inputs" else gather(x)
         narrow = dict(zip(pairs, x.chunk(len(pairs), -1), strict=True))
         added = []
-        for name, outputs in joined.parts.items():
+        for name, part in joined.parts.items():
             if (short := name.rpartition(".")[2]) in narrow:
-                part = F.linear(narrow[short], pairs[short].b)
+                b = pairs[short].b
+                rows = by_run(b, part.runs, joined.blocks) if part.runs else b
+                addend = F.linear(narrow[short], rows)
             else:
-                part = x.new_zeros(*x.shape[:-1], outputs // tp)
-            added.append(part.unflatten(-1, (joined.blocks, -1)))
+                addend = x.new_zeros(*x.shape[:-1], part.outputs // tp)
+            added.append(addend.unflatten(-1, (joined.blocks, -1)))
         return torch.cat(added, -1).flatten(-2) * self.scale
 
 
@@ -161,21 +142,21 @@ class ChunkAdapters(torch.nn.ModuleList):
         return {f"{place}.{name}": share.shard(name) for place, share in self.shares() for name in ("a", "b")}
 
 
-def attach(chunk: torch.nn.Module, lora: LoRA, seed: int, body: str) -> ChunkAdapters:
+def attach(chunk: torch.nn.Module, lora: LoRA, seed: int, body: str, family: str) -> ChunkAdapters:
     """Add new adapters to a loaded GPTModel chunk; only they are trainable afterwards.
 
-    `body` is the name of transformers' module that has the layers.
+    `body` is the name of transformers' module that has the layers, `family` the model type.
     """
     config = chunk.config
-    if config.normalization != "RMSNorm" or config.attention_output_gate:
-        raise ValueError("adapters are written for layers with RMSNorm, and attention without a gate")
+    if config.normalization != "RMSNorm":
+        raise ValueError("adapters are written for layers with RMSNorm")
     chunk.requires_grad_(False)
     for router in [module for module in chunk.modules() if hasattr(module, "expert_bias")]:
         router.frozen_expert_bias = True  # not a parameter: Megatron updates it itself
     adapters = ChunkAdapters()
     for decoder_layer in chunk.decoder.layers:
         prefix = f"{body}.layers.{decoder_layer.layer_number - 1}"
-        for joined in joined_layers(config):
+        for joined in joined_layers(config, family):
             names = [name for name in joined.parts if lora.adapts(name)]
             linear = _find(decoder_layer, joined.place)
             if not names or linear is None:
@@ -183,8 +164,9 @@ def attach(chunk: torch.nn.Module, lora: LoRA, seed: int, body: str) -> ChunkAda
             shares = {}
             for name in names:
                 layer = f"{prefix}.{name}"
-                whole = initial_adapter(lora, seed, layer, joined.inputs, joined.parts[name])
-                shares[name] = AdapterShare(layer, whole, joined.splits_inputs, linear.weight)
+                part = joined.parts[name]
+                whole = initial_adapter(lora, seed, layer, joined.inputs, part.outputs)
+                shares[name] = AdapterShare(layer, part, whole, joined.splits, linear.weight)
             adapters.append(adapter := LayerAdapter(joined, shares, lora.scale))
             linear.register_forward_hook(partial(_add, adapter), prepend=True)  # before Gemma's norm after the layer
     if chunk.pre_process:  # recomputed layers have gradients only if their input has one
@@ -203,10 +185,12 @@ class LoRABridge:
     """A Bridge that attaches adapters, `of_layers`, to loaded models; an export merges them into the weights.
 
     `body` is the name of transformers' module that has the layers. In checkpoints of images it may be another.
+    `family` is the model type.
     """
 
-    def __init__(self, bridge: Bridge, lora: LoRA, seed: int, body: str = "model") -> None:
-        self._bridge, self._lora, self._seed, self._body = bridge, lora, seed, body
+    def __init__(self, bridge: Bridge, lora: LoRA, seed: int, body: str, family: str) -> None:
+        self._bridge, self._lora, self._seed = bridge, lora, seed
+        self._body, self._family = body, family
         self.of_layers: list[LayerAdapter] = []
 
     def build(self) -> list[torch.nn.Module]:
@@ -217,7 +201,7 @@ class LoRABridge:
         self._bridge.load(models, path)
         self._shares: dict[str, AdapterShare] = {}
         for chunk in models:
-            adapters = attach(chunk, self._lora, self._seed, self._body)
+            adapters = attach(chunk, self._lora, self._seed, self._body, self._family)
             self._shares |= {share.layer: share for _, share in adapters.shares()}
             self.of_layers += adapters
         self._dtype = next(models[0].parameters()).dtype
@@ -228,7 +212,9 @@ class LoRABridge:
         self._layers = {layer: (stage, its) for stage, of in enumerate(stages) for layer, its in of.items()}
         refuse_unmatched(self._lora, self._layers)
         if not all(stages):
-            raise ValueError("a pipeline stage without decoder layers has no adapter to train: give each stage some")
+            raise ValueError(
+                "a pipeline stage has no layer with an adapter: give each stage one of actor.target_modules"
+            )
 
     def export(self, models: list[torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         hidden = {model: model._modules.pop(NAME) for model in models}

@@ -1,0 +1,83 @@
+"""Training steps of adapters on a rank, and the same steps with merged weights by transformers and autograd."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import linear
+from trainer_jobs import LossSpec, Setting, engine, exported, make_batch, sft
+
+from areal_like.config.schema import OptimizerConfig
+from areal_like.trainer.engine import Rendezvous
+
+# A step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
+INVERTIBLE = OptimizerConfig(lr=1.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0, gradient_clipping=1e9)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Adapters before and after a second step, by the names in PEFT's files; log-probs and weights between them."""
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    log_probs: tuple[np.ndarray, np.ndarray] | None
+    weights: dict[str, np.ndarray]
+
+
+def two_steps(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> Trained:
+    """Adapters that train twice on a batch: both matrices have a gradient in the second step."""
+    with engine(rendezvous, listener, setting) as made, tempfile.TemporaryDirectory() as scratch:
+        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        made.save_adapters(Path(scratch, "before"))
+        log_probs, weights = made.log_probs(make_batch(lengths=lengths), 1.0), exported(made)
+        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        made.save_adapters(Path(scratch, "after"))
+        if rendezvous.rank:
+            return Trained({}, {}, log_probs, {})
+        files = (load_file(Path(scratch, name, "adapter_model.safetensors")) for name in ("before", "after"))
+        return Trained(*files, log_probs, weights)
+
+
+def merge(model: torch.nn.Module, adapters: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Have layers compute with merged weights; returns the adapters as parameters."""
+    parameters = {name: tensor.clone().requires_grad_() for name, tensor in adapters.items()}
+    for name in [name for name in parameters if ".lora_A." in name]:
+        layer = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
+        pair = parameters[name], parameters[name.replace("lora_A", "lora_B")]
+        layer.forward = lambda x, layer=layer, pair=pair: linear(
+            x, layer.weight + scale * pair[1] @ pair[0], layer.bias
+        )
+    return parameters
+
+
+def sequences(lengths: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tokens of each sequence of a batch, and which of them are trained."""
+    batch = make_batch(lengths=lengths)
+    trained = torch.from_numpy(batch.fields["loss_mask"] > 0)
+    yield from zip(torch.from_numpy(batch.tokens).long().split(lengths), trained.split(lengths), strict=True)
+
+
+def log_probs_and_gradients(
+    model: torch.nn.Module, parameters: dict[str, Tensor], lengths: tuple[int, ...]
+) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """Log-probs of a batch, each sequence alone, and autograd's gradients of the mean loss of trained tokens."""
+    found, losses, count = [], [], 0
+    for tokens, trained in sequences(lengths):
+        predicted = torch.log_softmax(model(tokens[None], use_cache=False).logits[0], -1)[:-1]
+        values = predicted.gather(1, tokens[1:, None])[:, 0]
+        found += [values.new_full((1,), torch.nan), values.detach()]
+        losses.append(-values[trained[1:]].sum())
+        count += int(trained[1:].sum())
+    (torch.stack(losses).sum() / count).backward()
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    return torch.cat(found).numpy(), gradients
