@@ -30,7 +30,7 @@ from areal_like.cluster.shared_memory import SharedMemoryWatch
 
 RUN_VARIABLE = "AREAL_LIKE_RUN"
 LOOK_S = 0.2  # between two scans of this host's processes
-_REST = 20  # multiples of a scan's duration, at least
+_REST = 20  # multiples of a scan's CPU time, at least
 _MEMBER, _WORKER = "member.", "worker."
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 LIMIT_S = 60.0  # a process that survives SIGKILL this long waits for the system
@@ -83,10 +83,11 @@ class _Run:
 
     def look(self) -> None:
         """Record descendants; slow scans, of thousands of processes, run less often."""
-        if (now := time.monotonic()) >= self.next_look:
+        if time.monotonic() >= self.next_look:
+            start = time.process_time()  # time in which a busy machine does not run this process does not count
             self._look()
             _signal((each for each in self.lineage.find_abandoned() if not _is_cleaner(each)), signal.SIGKILL)
-            self.next_look = now + _REST * (time.monotonic() - now)
+            self.next_look = time.monotonic() + _REST * (time.process_time() - start)
 
     def _look(self, *more: Identity) -> None:
         workers = set(_find_joined(self.directory, _WORKER))

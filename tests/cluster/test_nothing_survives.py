@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.cluster.janitor import LOOK_S
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.lineage import identity, lives
 
@@ -57,24 +56,44 @@ hang(sys.argv[2])
 def test_what_a_killed_worker_started_ends_while_the_run_goes_on(tmp_path: Path) -> None:
     """Its children may hold a GPU that the next worker needs; another worker's children stay."""
     run_id = secrets.token_hex(6)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    workers = []
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])
+    }  # Ray's workers have no TMPDIR yet
     with run_lifetime(run_id, adopts=False):
-        for name in ("killed", "other"):
-            (folder := tmp_path / name).mkdir()
-            command = [sys.executable, "-c", WORKER, run_id, str(folder)]
-            workers.append((subprocess.Popen(command, env=environment), folder))
-        hostile = [started(folder, STARTED) for _, folder in workers]
-        time.sleep(25 * LOOK_S)  # the janitor sees them, also on a busy machine
-        workers[0][0].kill()
-        workers[0][0].wait()
-        end = time.monotonic() + HUNG_S
-        while any(map(lives, hostile[0])) and time.monotonic() < end:
-            time.sleep(0.1)
-        assert not any(map(lives, hostile[0]))
-        assert all(map(lives, hostile[1])) and workers[1][0].poll() is None
-    workers[1][0].wait(HUNG_S)
-    assert not any(map(lives, hostile[1]))
+        other, of_other = begin(run_id, tmp_path / "other", environment)
+        for seconds in (5, 20, 80):  # the janitor has to see the children first, and looks less often on a busy machine
+            killed, of_killed = begin(run_id, tmp_path / f"killed-{seconds}", environment)
+            time.sleep(seconds)
+            killed.kill()
+            killed.wait()
+            if end_within(of_killed, 30 + 2 * seconds):
+                break
+            for pid, _ in filter(lives, of_killed):
+                os.kill(pid, signal.SIGKILL)
+        else:
+            pytest.fail("children of a killed worker went on")
+        assert all(map(lives, of_other)) and other.poll() is None
+    other.wait(HUNG_S)
+    assert not any(map(lives, of_other))
+
+
+def begin(
+    run_id: str, folder: Path, environment: dict[str, str]
+) -> tuple[subprocess.Popen[bytes], list[tuple[int, int]]]:
+    """Start a worker of a run; return it and its children."""
+    folder.mkdir()
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, run_id, str(folder)], env=environment)
+    return worker, started(folder, STARTED)
+
+
+def end_within(processes: list[tuple[int, int]], seconds: float) -> bool:
+    """Wait until the processes have ended; return whether they did."""
+    limit = time.monotonic() + seconds
+    while left := any(map(lives, processes)):
+        if time.monotonic() > limit:
+            break
+        time.sleep(0.1)
+    return not left
 
 
 def started(folder: Path, count: int) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ def test_the_ends_of_a_pack_with_own_positions_are_contiguous(shared, monkeypatc
             keys=keys if shared else None,
             positions=torch.zeros(4, 1, 8, dtype=torch.long),
             tokens=torch.zeros(1, 8, dtype=torch.long),
+            ahead=None,
         )
     )
     assert isinstance(pack, OwnPositions)
