@@ -31,6 +31,20 @@ def checks(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    """A directory with a small model, by variant."""
+    from tiny_models import VARIANTS, write_tiny
+
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        write_tiny(VARIANTS[name], path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
 def tiny_vlm(tmp_path_factory: pytest.TempPathFactory):
     """A directory with a small model of text and images, by family."""
     from tiny_vlms import write_vlm

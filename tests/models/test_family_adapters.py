@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,6 @@ from tiny_models import (
     VARIANTS,
     Variant,
     config_of,
-    write_tiny,
 )
 from trainer_jobs import Setting, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
@@ -54,17 +52,6 @@ LAYOUTS = [
         for sizes in TWO_RANKS[1:]
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_tiny(VARIANTS[name], path)
-        return path
-
-    return make
 
 
 def setting(path: Path, backend: str, sizes: ParallelSizes | None = None) -> Setting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from test_fsdp_families import LENGTHS, TOLERANCE, alone
 from test_megatron_families import INVERTIBLE
-from tiny_models import BOTH, FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS, write_tiny
+from tiny_models import BOTH, FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS
 from trainer_jobs import Setting, engine, exported, make_batch, squared
 
 from areal_like.trainer.engine import Rendezvous
@@ -29,17 +28,6 @@ MEGATRON = [
     for name in FAMILIES
     for bridge in VARIANTS[name].bridges
 ]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_tiny(VARIANTS[name], path)
-        return path
-
-    return make
 
 
 def values_and_updates(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS, write_tiny
+from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS
 from trainer_jobs import Setting, make_groups, steps_with_groups
 
 from areal_like.config.schema import OptimizerConfig
@@ -29,17 +27,6 @@ MEGATRON = [
 ]
 UNDER_FSDP = [name for name in FSDP_EXPERTS if name not in WITH_STATES]
 LATER_UNDER_FSDP = [name for name in (*FSDP_DENSE, *FSDP_OTHERS) if name not in WITH_STATES]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_tiny(VARIANTS[name], path)
-        return path
-
-    return make
 
 
 def train_alike(ranks, setting: Setting) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_fsdp_families import LENGTHS, TOLERANCE, alone, expected_gradients
-from tiny_models import LAYOUTS, TWO_RANKS, VARIANTS, hugging_face_log_probs, write_tiny
+from tiny_models import LAYOUTS, TWO_RANKS, VARIANTS, hugging_face_log_probs
 from trainer_jobs import (
     Setting,
     adapted_steps,
@@ -38,17 +36,6 @@ NAMES = (
 )
 SOON = ("deepseek_v3-yarn", "qwen2-window", "gemma2", "qwen3_next", "gpt_oss", "minimax_m2-partial")
 TRAINED_SOON = ("deepseek_v3-yarn", "minimax_m2-partial", OWN_ATTENTION[0], DELTA_NETS[0])
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    @cache
-    def make(name: str) -> Path:
-        path = tmp_path_factory.mktemp(name)
-        write_tiny(VARIANTS[name], path)
-        return path
-
-    return make
 
 
 def on_megatron(tiny, name: str, sizes: ParallelSizes | None = None) -> Setting:
