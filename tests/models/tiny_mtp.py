@@ -17,10 +17,10 @@ PREFIX = f"model.layers.{LAYERS}."
 PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager", "dtype": torch.float32}
 
 
-def write_mtp(name: str, folder: Path) -> None:
+def write_mtp(name: str, folder: Path, **fields: int) -> None:
     """Write a model whose last layer, with two norms, a projection and a norm behind it, is that of prediction."""
     variant = VARIANTS[name]
-    model = write_tiny(Variant(variant.family, {**variant.fields, "num_hidden_layers": LAYERS + 1}), folder)
+    model = write_tiny(Variant(variant.family, {**variant.fields, **fields, "num_hidden_layers": LAYERS + 1}), folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
     for field in ("layer_types", "mlp_layer_types"):  # of transformers' own

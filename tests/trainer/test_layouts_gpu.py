@@ -37,6 +37,9 @@ TWO_GPUS = [
     ("moe", ParallelSizes(tp=2, etp=2), "mbridge"),
 ]
 FSDP = [
+    ("tied", ParallelSizes(tp=2, edp=2)),
+    ("untied", ParallelSizes(dp=2, tp=2, edp=4)),
+    ("untied", ParallelSizes(cp=2, tp=2, edp=4)),
     ("tied", ParallelSizes()),
     ("untied", ParallelSizes(dp=2, edp=2)),
     ("tied", ParallelSizes(cp=2, edp=2)),
