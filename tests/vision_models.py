@@ -215,6 +215,16 @@ def write_files(family: str, directory: Path) -> Path:
     return directory
 
 
+def _vary(network: Any) -> None:
+    """Change tensors of equal numbers, as biases, norms and the projector of a gemma3 are made: they hide faults."""
+    import torch
+
+    with torch.no_grad():
+        for tensor in network.parameters():
+            if tensor.min() == tensor.max():
+                tensor.add_(torch.randn_like(tensor), alpha=0.15)
+
+
 def write_vlm(family: str, directory: Path, seed: int = 0, **text: Any) -> Any:
     """Write a model of a family with everything that it needs; return transformers' own."""
     import torch
@@ -236,6 +246,7 @@ def write_vlm(family: str, directory: Path, seed: int = 0, **text: Any) -> Any:
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[family](**fields, tie_word_embeddings=tied)
     network = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    _vary(network)
     network.save_pretrained(directory)
     rewrite_as_published(network.config.model_type, directory)
     return network

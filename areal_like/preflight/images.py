@@ -14,8 +14,6 @@ from areal_like.trainer.fsdp.support import PROCESSOR, WITH_IMAGES
 
 SEEN = "its image tokens attend to later tokens of their image"
 IN_TRITON = "only with Triton attention, without CUDA graphs and chunked prefill"
-# Alone each equals transformers; the cause of the difference in a whole run is not known
-IN_RUNS = "trainer and CPU servers compute with log-probs 8e-4 apart in a whole run"
 _FSDP = "an FSDP layout, such as fsdp:d2"
 # By family: the number of DeepStack layers of which SGLang 0.5.17 adds features, whichever the model has
 # (`sglang/srt/models/qwen3_vl_moe.py`)
@@ -47,11 +45,11 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
 
 
-def _where(view: RoleView) -> str:
-    """Return which part of a run does not support image tokens that attend to later ones."""
+def _where(view: RoleView) -> str | None:
+    """Return which part of a run does not support image tokens that attend to later ones, None if each does."""
     if view.backend == "megatron":
         return "Megatron-core does not support in packed sequences"
-    return f"SGLang's GPU servers support {IN_TRITON}" if view.device == "cuda" else IN_RUNS
+    return f"SGLang's GPU servers support {IN_TRITON}" if view.device == "cuda" else None
 
 
 def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
-from areal_like.preflight.images import IN_RUNS, IN_TRITON, SEEN
+from areal_like.preflight.images import IN_TRITON, SEEN
 from areal_like.preflight.megatron import check_family_on_gpus
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.options import NOT_ON_CPU
@@ -131,7 +131,6 @@ def find_servers(family: str) -> dict[str, str]:
         on_cpu = f"no: its CPU server {why}" if why else "yes"
         whole = family in SEES_WHOLE_IMAGES
         on_gpus = f"no: {SEEN}, which it supports {IN_TRITON}" if whole else "yes, but no test shows it"
-        on_cpu = f"no: {SEEN}, which {IN_RUNS}" if whole else on_cpu
         return {"SGLang on CPU": on_cpu, "SGLang on GPUs": on_gpus}
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")

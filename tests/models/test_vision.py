@@ -144,14 +144,10 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
     [
         ("qwen2_5_vl", ["actor.backend=fsdp:d2"], []),
         ("qwen3_vl", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
-        ("gemma3", ["actor.backend=fsdp:d2"], ["RUN-IMAGES-FAMILY"]),
-        ("gemma3", ["actor.backend=fsdp:d1c2"], ["RUN-IMAGES-FAMILY", "RUN-FSDP-CONTEXT"]),
-        ("gemma3", ["actor.backend=fsdp:d1t2"], ["RUN-IMAGES-FAMILY", "RUN-FSDP-TENSOR"]),
-        (
-            "gemma3",
-            ["actor.backend=fsdp:d2", "actor.mb_spec.share_prompts=true"],
-            ["RUN-IMAGES-FAMILY", "RUN-SHARED-PROMPTS-FSDP"],
-        ),
+        ("gemma3", ["actor.backend=fsdp:d2"], []),
+        ("gemma3", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
+        ("gemma3", ["actor.backend=fsdp:d1t2"], ["RUN-FSDP-TENSOR"]),
+        ("gemma3", ["actor.backend=fsdp:d2", "actor.mb_spec.share_prompts=true"], ["RUN-SHARED-PROMPTS-FSDP"]),
         ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),

@@ -118,9 +118,11 @@ def test_log_probs_are_those_of_transformers(served: Served, shown: int) -> None
 def test_another_image_gives_other_log_probs(served: Served) -> None:
     prompt = served.prompt(IMAGES[0])
     other = picture(60, 40, 5)
-    for image in (IMAGES[0], other, IMAGES[0]):
+    for image, absent in ((IMAGES[0], other), (other, IMAGES[0]), (IMAGES[0], other)):
         (response,) = generate(served, prompt, (image,))
         check(served, prompt, (image,), response)
+        apart = served.expected(0, [*prompt, *response.tokens.tolist()], (absent,))[len(prompt) - 1 :]
+        assert np.abs(apart - response.logprobs).max() > 1e-2
 
 
 def test_a_sampled_image_token_is_a_word(served: Served) -> None:

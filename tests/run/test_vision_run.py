@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from running import run
+from vision_models import write_vlm
 
 from areal_like.config.load import load
 from areal_like.images import decode
@@ -42,14 +43,26 @@ def test_the_answer_of_each_picture_is_its_number_of_bright_fields(tmp_path: Pat
 MEGATRON = ("actor.backend=megatron:d1t2", "actor.megatron.bridge_type=megatron-bridge", "cluster.n_gpus_per_node=3")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("trainer", [(), MEGATRON], ids=["fsdp", "megatron"])
-def test_a_short_run_imitates_answers_and_has_the_log_probs_of_the_servers(tmp_path: Path, trainer) -> None:
+def run_shortly(folder: Path, *settings: str) -> list[float]:
+    """Run three steps; return the distances of the log-probs of trainer and servers."""
     short = ("total_train_steps=3", "warm_start.steps=4", "warm_start.target_reward=1")
-    with run(tmp_path, *short, *trainer, config=FILE) as started:
+    with run(folder, *short, *settings, config=FILE) as started:
         assert started.end() == 0, started.errors
         assert started.steps() == [1, 2, 3]
         assert started.remains() == []
     steps = [json.loads(line) for line in (started.directory / "metrics.jsonl").read_text().splitlines()]
-    differences = [step["rollout/logprob_diff_probe"] for step in steps if "rollout/logprob_diff_probe" in step]
+    return [step["rollout/logprob_diff_probe"] for step in steps if "rollout/logprob_diff_probe" in step]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trainer", [(), MEGATRON], ids=["fsdp", "megatron"])
+def test_a_short_run_imitates_answers_and_has_the_log_probs_of_the_servers(tmp_path: Path, trainer) -> None:
+    differences = run_shortly(tmp_path, *trainer)
+    assert differences and max(differences) < 1e-5, differences
+
+
+@pytest.mark.long
+def test_a_short_run_of_a_gemma3_has_the_log_probs_of_the_servers(tmp_path: Path) -> None:
+    write_vlm("gemma3", tmp_path / "model")
+    differences = run_shortly(tmp_path, f"actor.path={tmp_path / 'model'}", "actor.init_model=null")
     assert differences and max(differences) < 1e-5, differences

@@ -78,6 +78,8 @@ def replace_kernels(config: Any) -> None:
         _attend_to_latent_keys()
     if "GemmaForCausalLM" in architectures:
         _activate_as_configured(config.hidden_act)
+    if "Gemma3ForConditionalGeneration" in architectures:
+        _activate_towers_as_configured()
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
         _place_tokens_without_triton()
@@ -131,6 +133,20 @@ def _activate_as_configured(name: str) -> None:
 
     activation = gemma.GeluAndMul
     gemma.GeluAndMul = lambda _: activation("none" if name == "gelu" else "tanh")
+
+
+def _activate_towers_as_configured() -> None:
+    """Have the vision tower of gemma3 compute the activation in its config: SGLang computes a coarser GELU for all."""
+    from sglang.srt.models import siglip
+    from transformers.activations import ACT2FN
+
+    build = siglip.SiglipMLP.__init__
+
+    def build_as_configured(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+        build(self, config, *arguments, **named)
+        self.act = ACT2FN[config.hidden_act]
+
+    siglip.SiglipMLP.__init__ = build_as_configured
 
 
 def _keep_sinks() -> None:
