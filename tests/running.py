@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +22,8 @@ from areal_like.cluster.lifetime import temporary_directory
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
+REST = 10  # multiples of the CPU time of one look, until the next one
+LISTEN = "0A"  # a state in /proc/net/tcp, proc_pid_net(5)
 # Small, but with two trainer ranks and a server, and a model that solves some problems and not all.
 SMALL = (
     "experiment_name=test",
@@ -76,6 +78,7 @@ class Run:
         self._processes: dict[int, psutil.Process] = {}
         self._ports: set[int] = set()
         self._memory: set[str] = set()
+        self._next_look = 0.0
 
     @property
     def output(self) -> str:
@@ -97,7 +100,7 @@ class Run:
         while step not in self.steps():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"no step {step}\n{self.output}\n{self.errors}")
-            self.observe()
+            self._look()
             time.sleep(0.2)
         self.observe()
 
@@ -107,8 +110,9 @@ class Run:
         while not what():
             assert lives is None or (self.process.poll() is None) == lives, self.output + self.errors
             assert time.monotonic() < deadline, self.output
-            self.observe()
+            self._look()
             time.sleep(0.2)
+        self.observe()
 
     def serving(self) -> list[float]:
         """How many servers held the weights at each step."""
@@ -120,10 +124,17 @@ class Run:
         """Wait for the end; the exit code."""
         deadline = time.monotonic() + limit_s
         while self.process.poll() is None and time.monotonic() < deadline:
-            self.observe()
+            self._look()
             time.sleep(0.2)
         assert self.process.returncode is not None, f"it does not end\n{self.output}\n{self.errors}"
         return self.process.returncode
+
+    def _look(self) -> None:
+        """Observe, unless this took a tenth of a core since the last look: the run needs the processors."""
+        if time.monotonic() >= self._next_look:
+            start = time.thread_time()
+            self.observe()
+            self._next_look = time.monotonic() + REST * (time.thread_time() - start)
 
     def observe(self) -> None:
         """Note processes, ports and shared memory."""
@@ -138,8 +149,9 @@ class Run:
             except (psutil.Error, OSError):
                 continue
             self._processes[process.pid] = process
-        known = {self.process.pid, *self._processes}
-        self._ports |= {port for port, pid in listening().items() if pid in known}
+        sockets = listening_sockets()
+        for pid in (self.process.pid, *self._processes):
+            self._ports |= {sockets[link] for link in open_files(pid) & sockets.keys()}
 
     def find(self, log: str) -> list[psutil.Process]:
         """Living processes of the run that write to `logs/LOG`, oldest first."""
@@ -193,6 +205,23 @@ def run(folder: Path, *overrides: str, script: Path = SCRIPT, config: Path = CON
 def listening() -> dict[int, int | None]:
     """Process of every listening TCP port of this host."""
     return {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+
+
+def listening_sockets() -> dict[str, int]:
+    """Port of every listening TCP socket of this host, by the name that /proc/PID/fd gives it."""
+    tables = [Path(f"/proc/self/net/{name}") for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    return {f"socket:[{row[9]}]": int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == LISTEN}
+
+
+def open_files(pid: int) -> set[str]:
+    """What the descriptors of a process refer to."""
+    found = set()
+    with suppress(OSError):  # ended meanwhile
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(entry.path))
+    return found
 
 
 def writing(logs: Path) -> list[psutil.Process]:

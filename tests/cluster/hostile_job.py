@@ -19,11 +19,11 @@ from typing import Any
 
 import hostile_job  # by this name workers find it
 import psutil
+from lingering import wait
 
 import allocation
 from allocation import Device
 from areal_like.cluster.lifetime import run_lifetime
-from areal_like.cluster.lineage import identity
 from areal_like.cluster.run import run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.rewards import worker
@@ -32,16 +32,9 @@ from areal_like.rewards.pool import RewardPool
 WAIT = f"""
 import os, sys, time
 sys.path[:] = {sys.path!r}
-from hostile_job import wait
+from lingering import wait
 wait(sys.argv[1])
 """
-
-
-def wait(folder: str) -> None:
-    """Note this process, and wait."""
-    pid, started = identity(os.getpid())
-    (Path(folder) / f"{pid}.{started}").touch()
-    time.sleep(3600)
 
 
 def start_all(folder: str, daemon: bool = True) -> None:
