@@ -6,14 +6,34 @@ from collections.abc import Callable, Iterator, Mapping
 
 from allocation.model_spec import ModelSpec
 
+# Families whose experts can have adapters under FSDP: transformers packs the matrices of their experts in one form
+WITH_EXPERTS = (
+    "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "minimax_m2", "glm4_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
+    "glm4_moe_lite", "qwen3_next", "qwen3_5_moe_text",
+)  # fmt: skip
 _FUSED_QKV = ("phi3",)
 _FUSED_GATE = ("glm", "glm4", "phi3")
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:
-    """Return parameters of low-rank adapters of the attention and dense feed-forward modules whose names `targets`
-    wants."""
-    return rank * sum(both for name, both in adaptable_layers(model).items() if targets(name))
+    """Return parameters of low-rank adapters of the modules whose names `targets` wants."""
+    layers = dict(adaptable_layers(model))
+    if adapts_experts(model):
+        layers |= _with_experts(model)
+    return rank * sum(both for name, both in layers.items() if targets(name))
+
+
+def adapts_experts(model: ModelSpec) -> bool:
+    """Return whether the FSDP trainer has adapters for the model's experts."""
+    return model.experts > 0 and model.family in WITH_EXPERTS and model.tower is None
+
+
+def merged_parameters(model: ModelSpec, targets: Callable[[str], bool]) -> int:
+    """Return parameters of a layer's experts that are merged with adapters while the layer computes."""
+    if not adapts_experts(model):
+        return 0
+    gate_up, down = (any(map(targets, names)) for names in (("gate_proj", "up_proj"), ("down_proj",)))
+    return model.experts * model.hidden_size * model.expert_ffn * (2 * gate_up + down)
 
 
 def adaptable_layers(model: ModelSpec) -> Mapping[str, int]:
@@ -82,3 +102,15 @@ def _feed_forward(model: ModelSpec) -> Iterator[tuple[str, int]]:
         yield "gate_proj", model.hidden_size + model.ffn
         yield "up_proj", model.hidden_size + model.ffn
     yield "down_proj", model.ffn + model.hidden_size
+
+
+def _with_experts(model: ModelSpec) -> dict[str, int]:
+    """Return the inputs and outputs of the matrices of experts, shared experts and dense layers, all of a name.
+
+    Each of a layer's three matrices connects the hidden size to an inner size.
+    """
+    hidden, dense = model.hidden_size, len(model.dense_layers)
+    shared = hidden + model.shared_ffn if model.shared_ffn else 0
+    sparse = model.experts * (hidden + model.expert_ffn) + shared
+    ends = (model.layers - dense) * sparse + dense * (hidden + model.ffn)
+    return dict.fromkeys(("gate_proj", "up_proj", "down_proj"), ends)

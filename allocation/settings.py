@@ -79,8 +79,9 @@ class MemorySettings:
     `ahead_bytes` before the first batch. `mem_fraction_static` is SGLang's share of a GPU for weights and KV cache.
     With `offload`, engines that share GPUs are time-shared and wait in host memory. `trained` is the share of the
     parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
-    `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `tower_trained`: the vision tower
-    is trained with the language model.
+    `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `merged_experts` are the parameters
+    of a layer's experts that an FSDP actor computes with merged adapters. `tower_trained`: the vision tower is trained
+    with the language model.
     """
 
     gpu_bytes: int | None = None
@@ -90,6 +91,7 @@ class MemorySettings:
     ahead_bytes: int = 4096 << 20
     offload: bool = False
     trained: float = 1.0
+    merged_experts: int = 0
     gradient_checkpointing: bool = False
     offload_params: bool = False
     tower_trained: bool = True

@@ -57,10 +57,13 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     export = Item("gathered weights", 2 * vocabulary(model) * item)
     replayed = role == "actor" and model.experts
     routes = Item("expert routes", route_bytes(model, sizes, range(model.layers), tokens) if replayed else 0)
+    merging = partial(_merged_experts, role, work)
     named = {
         "load": static[:2],
-        "log-probs": [*there("weights"), gathered, routes, Item("attention scores", scores), Item("logits", logits)],
+        "log-probs": [*there("weights"), gathered, routes, merging(1), Item("attention scores", scores),
+                      Item("logits", logits)],
         "forward and backward": [*there("weights"), gradients, gathered, routes, Item("activations", kept),
+                                 merging(1 if full else sum(n for of, n in numbers.items() if of.experts)),
                                  Item("activations of images", _of_images(work, full, sizes)),
                                  Item("logits", logits), Item("head's gradient", vocabulary(model) * item)],
         "optimizer step": [*static, gradients],
@@ -70,6 +73,13 @@ def trainer(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     }  # fmt: skip
     only = forward_only if role == "ref" else list
     return Footprint(role, tuple(only(with_reserve(named, beside))))
+
+
+def _merged_experts(role: str, work: Workload, layers: int) -> Item:
+    """Return the merged weights of the experts in so many layers, and as much again while one of them is merged, or
+    its gradient is computed."""
+    parameters = work.memory.merged_experts if role == "actor" else 0
+    return Item("experts merged with adapters", (layers + 1) * parameters * work.memory.item)
 
 
 def _tower(model: ModelSpec, shards: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from allocation.adapters import adaptable_layers, adapter_parameters
+from allocation.adapters import adaptable_layers, adapter_parameters, adapts_experts, merged_parameters
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.parameters import total_parameters
@@ -25,9 +25,17 @@ def trained_share(config: RunConfig, model: ModelSpec) -> float:
 
 def trained_parameters(config: RunConfig, model: ModelSpec) -> int:
     """Return the parameters of the adapters, all of several."""
-    names, rank = config.actor.target_modules, config.actor.lora_rank
-    one = adapter_parameters(model, rank, lambda name: ALL_LINEAR in names or name in names)
+    one = adapter_parameters(model, config.actor.lora_rank, lambda name: _adapts(config.actor, name))
     return max(1, len(config.adapters)) * one
+
+
+def merged_experts(config: RunConfig, model: ModelSpec) -> int:
+    """Return the parameters of a layer's experts that are merged with adapters: 0 without adapters of experts."""
+    return merged_parameters(model, lambda name: _adapts(config.actor, name)) if config.actor.use_lora else 0
+
+
+def _adapts(actor: ActorConfig, name: str) -> bool:
+    return ALL_LINEAR in actor.target_modules or name in actor.target_modules
 
 
 def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
@@ -55,10 +63,21 @@ def _names(actor: ActorConfig, spec: ModelSpec, plan: Plan | None) -> Iterator[F
             message = f"the model has no linear layer {name}; it has {', '.join(known)}"
             yield finding("RUN-LORA-LAYER", _KEY, message, nearest=nearest_words(name, known) or [ALL_LINEAR])
     if spec.experts and (asked := [name for name in actor.target_modules if name in (*FEED_FORWARD, ALL_LINEAR)]):
-        message = f"{', '.join(asked)}: adapters for experts are unsupported"
-        split = JOINED if plan is not None and _splits_groups(spec, plan) else ()
-        others = [name for name in adaptable_layers(spec) if name not in split]
-        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"write {_KEY}=[{','.join(others)}]")
+        yield from _experts(asked, spec, plan)
+
+
+def _experts(asked: Sequence[str], spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
+    """Find adapters of experts that the family or the backend does not have."""
+    backend = "fsdp" if plan is None else plan.engine("actor").backend  # a finding about the layout has the reason
+    split = JOINED if plan is not None and _splits_groups(spec, plan) else ()
+    others = [name for name in adaptable_layers(spec) if name not in split]
+    help = f"write {_KEY}=[{','.join(others)}]"
+    if not adapts_experts(spec):
+        message = f"{', '.join(asked)}: adapters for experts of {spec.family} are unsupported"
+        yield finding("RUN-LORA-EXPERTS", _KEY, message, help)
+    elif backend != "fsdp":
+        message = f"{', '.join(asked)}: adapters for experts are unsupported on Megatron"
+        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"{help}, or train with fsdp")
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
 from areal_like.config.schema import EngineConfig, RunConfig
-from areal_like.preflight.lora import trained_share
+from areal_like.preflight.lora import merged_experts, trained_share
 from areal_like.preflight.machine import device_of
 
 
@@ -23,6 +23,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         ahead_bytes=update.prefetch_mb << 20,
         offload=config.rollout.alternates,
         trained=1.0 if model is None else trained_share(config, model),
+        merged_experts=0 if model is None else merged_experts(config, model),
     )
     return of_trainer(memory, config.actor)
 

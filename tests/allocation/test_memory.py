@@ -288,6 +288,16 @@ def test_capped_attention_keeps_a_score_of_every_earlier_token_of_a_sequence(ful
     assert found[0] - found[1] == pytest.approx(scores * (1 if full else model.layers), rel=1e-6)
 
 
+@pytest.mark.parametrize(("recomputed", "layers"), [(False, 48), (True, 1)])
+def test_merged_experts_of_all_layers_stay_unless_they_are_recomputed(recomputed, layers):
+    model, merged = MODELS["qwen3-30b-a3b"], 3 * 128 * 2048 * 768
+    memory = MemorySettings(gradient_checkpointing=recomputed, merged_experts=merged)
+    found = fsdp_trainer("actor", ParallelSizes(dp=8), Workload(model, memory=memory, batch=BATCH))
+    for phase, number in (("forward and backward", layers), ("log-probs", 1)):
+        items = {item.name: item.bytes for item in found.phase(phase).items}
+        assert items["experts merged with adapters"] == (number + 1) * merged * 2
+
+
 def test_a_config_of_gemma2_that_leaves_out_its_cap_has_one():
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96}
     assert from_config({"model_type": "gemma2", **shape}).capped_attention

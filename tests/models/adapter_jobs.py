@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import linear
+from torch.nn.utils.parametrize import register_parametrization
 from trainer_jobs import LossSpec, Setting, engine, exported, make_batch, sft
 
 from areal_like.config.schema import OptimizerConfig
@@ -51,13 +52,43 @@ def two_steps(
 def merge(model: torch.nn.Module, adapters: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Have layers compute with merged weights; returns the adapters as parameters."""
     parameters = {name: tensor.clone().requires_grad_() for name, tensor in adapters.items()}
-    for name in [name for name in parameters if ".lora_A." in name]:
+    for name in [name for name in parameters if ".lora_A." in name and ".experts." not in name]:
         layer = model.get_submodule(name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"))
         pair = parameters[name], parameters[name.replace("lora_A", "lora_B")]
         layer.forward = lambda x, layer=layer, pair=pair: linear(
             x, layer.weight + scale * pair[1] @ pair[0], layer.bias
         )
+    for name, experts in model.named_modules():
+        if name.endswith(".experts"):
+            for packed, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+                register_parametrization(experts, packed, Merged(parameters, name, parts, scale), unsafe=True)
     return parameters
+
+
+class Merged(torch.nn.Module):
+    """The packed weights of experts with the adapters of each expert, as far as there are adapters."""
+
+    def __init__(self, parameters: dict[str, Tensor], experts: str, parts: tuple[str, ...], scale: float) -> None:
+        super().__init__()
+        self.about = parameters, experts, parts, scale
+
+    def forward(self, packed: Tensor) -> Tensor:
+        parameters, experts, parts, scale = self.about
+        merged = []
+        for number, weight in enumerate(packed):
+            for part, rows in zip(parts, weight.chunk(len(parts)), strict=True):
+                usual = f"base_model.model.{experts}.{number}.{part}"
+                name = usual if f"{usual}.lora_A.weight" in parameters else in_mixtral(usual)
+                a, b = (parameters.get(f"{name}.{matrix}.weight") for matrix in ("lora_A", "lora_B"))
+                merged.append(rows if a is None else rows + scale * b @ a)
+        return torch.cat(merged).view_as(packed)
+
+
+def in_mixtral(name: str) -> str:
+    """Return the name of an expert's layer in checkpoints of mixtral and minimax_m2."""
+    layer, _, part = name.replace(".mlp.", ".block_sparse_moe.").rpartition(".")
+    numbers = {"gate_proj": 1, "down_proj": 2, "up_proj": 3}
+    return f"{layer}.w{numbers[part]}"
 
 
 def sequences(lengths: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -43,7 +43,7 @@ def test_a_note_says_how_much_is_trained(write, tmp_path):
     [
         (["actor.target_modules=[q_porj]"], "actor.target_modules", "no linear layer q_porj", ["q_proj"]),
         (["actor.target_modules=[lm_head]"], "actor.target_modules", "no linear layer lm_head", ["all-linear"]),
-        (EXPERTS, "actor.target_modules", "all-linear: adapters for experts are unsupported", ATTENTION),
+        (EXPERTS, "actor.target_modules", "all-linear: adapters for experts are unsupported on Megatron", ATTENTION),
         (
             ["actor.backend=megatron:t4", "cluster.n_gpus_per_node=5"],
             "actor.target_modules",
@@ -118,12 +118,24 @@ def test_rank_and_targets_decide_what_is_trained(write):
     assert trained_parameters(job.config, from_config(model_config(actor.init_model, "float32"))) == spec_trained
 
 
+def test_experts_have_adapters_under_fsdp(write, tmp_path):
+    checked = check(write(), LORA, *EXPERTS, "actor.backend=fsdp:d1", "actor.lora_rank=4")
+    assert checked.ok, list(map(str, checked.findings))
+    model, lora = tmp_path / "model", LoRA(4, 8, ("all-linear",))
+    write_init_model(checked.job.config.actor.init_model, model, seed=1)
+    shapes = [tensor.shape for name, tensor in load_file(model / "model.safetensors").items() if "_proj." in name]
+    spec = from_config(model_config(checked.job.config.actor.init_model, "float32"))
+    assert trained_parameters(checked.job.config, spec) == lora.rank * sum(map(sum, shapes))
+
+
 @pytest.mark.parametrize(
-    ("family", "backend"), [("deepseek_v3", "megatron:d1"), ("deepseek_v3", "fsdp:d1"), ("qwen3_5_moe_text", "fsdp:d1")]
+    ("family", "backend"),
+    [("deepseek_v3", "megatron:d1"), ("gpt_oss", "fsdp:d1"), ("qwen3_5_moe_text", "megatron:d1")],
 )
 def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend):
     """Of latent attention and gated delta nets too, in the place of `all-linear`."""
-    experts = {"n_routed_experts" if family == "deepseek_v3" else "num_experts": 8, "moe_intermediate_size": 16}
+    names = {"deepseek_v3": "n_routed_experts", "gpt_oss": "num_local_experts"}
+    experts = {names.get(family, "num_experts"): 8, "moe_intermediate_size": 16}
     save_tiny(tmp_path / "model", family, tie_word_embeddings=False, **experts)
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", LORA, f"actor.backend={backend}"]
 
@@ -134,6 +146,7 @@ def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend
     (found,) = lora_findings()
     assert found.code == "RUN-LORA-EXPERTS"
     projections = {
+        "gpt_oss": "q_proj,k_proj,v_proj,o_proj",
         "deepseek_v3": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
         "qwen3_5_moe_text": "q_proj,k_proj,v_proj,o_proj,in_proj_qkv,in_proj_z,in_proj_b,in_proj_a,out_proj",
     }

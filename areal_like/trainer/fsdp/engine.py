@@ -72,11 +72,10 @@ class FSDPEngine(BaseEngine):
         adapted = lora.adapted_layers(self._model)
         with self._memory.hold("params"):
             for name, kept in kept_tensors(self._model):
-                layer, _, kind = name.rpartition(".")
-                if kind not in lora.MATRICES:
-                    yield from self._export(name, kept.detach(), adapted.get(layer) if kind == "weight" else None)
+                if name.rpartition(".")[2] not in lora.MATRICES:
+                    yield from self._export(name, kept.detach(), adapted)
 
-    def _export(self, name: str, kept: Tensor, adapted: torch.nn.Module | None) -> Iterator[tuple[str, Tensor]]:
+    def _export(self, name: str, kept: Tensor, adapted: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, Tensor]]:
         """Yield a tensor of the model under its names in a checkpoint; all ranks gather it together."""
         if not isinstance(kept, DTensor):  # a buffer, in the data type that it computes with
             yield from in_checkpoint(self._model, name, kept).items()
@@ -86,9 +85,10 @@ class FSDPEngine(BaseEngine):
             yield HEAD_NAME, weight
             return
         weight = weight.to(getattr(torch, self._spec.config.dtype))
-        if adapted is not None and self._spec.lora:
-            weight = lora.whole_adapter(adapted).merge(weight, self._spec.lora.scale)
-        yield from in_checkpoint(self._model, name, weight).items()
+        if self._spec.lora:
+            yield from lora.merge(self._model, adapted, name, weight, self._spec.lora.scale).items()
+        else:
+            yield from in_checkpoint(self._model, name, weight).items()
 
     def _computing(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -97,7 +97,7 @@ class FSDPEngine(BaseEngine):
         return lora.adapted_layers(self._model).values()
 
     def _adapters(self) -> Iterator[tuple[str, lora.Adapter]]:
-        return ((name, lora.whole_adapter(layer)) for name, layer in lora.adapted_layers(self._model).items())
+        return lora.adapters_in_files(self._model)
 
     def _make_adapter_states(self) -> AdapterStates | None:
         if not self._spec.adapters:
