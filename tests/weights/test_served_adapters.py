@@ -31,6 +31,7 @@ from areal_like.weights.sync import SyncSpec
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 ADAPTERS = ["actor.use_lora=true", "weight_update={adapters: true, mode: disk}"]
+EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
 RANK, ALPHA, EXACT = 4, 8.0, 1e-4
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(6)]
 LENGTH = 60
@@ -53,6 +54,7 @@ def codes(write, *overrides: str) -> list[str]:
         (["weight_update.full_every=4"], "RUN-ADAPTERS-DELTAS"),
         (["weight_update.checksum=true"], "RUN-ADAPTERS-CHECKSUM"),
         (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-ADAPTERS-FAMILY"),
+        ([*EXPERTS, "actor.backend=fsdp:d1"], "RUN-ADAPTERS-FAMILY"),
         (["actor.megatron.use_dist_checkpointing=true"], "RUN-ADAPTERS-START"),
         (["rollout.sharing=alternate"], "RUN-ADAPTERS-SHARING"),
         (["device=cuda"], "RUN-ADAPTERS-GPU"),
