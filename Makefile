@@ -39,7 +39,7 @@ demo: setup
 	@$(RUN) python examples/math/gsm8k_rl.py --config examples/math/gsm8k_grpo_cpu.yaml $(ARGS)
 
 test: $(VENV)/.dev-installed $(VENV)/.docs-installed
-	@$(RUN) $(PYTEST) -n $(WORKERS) --dist loadfile -m 'not long' $(PYTEST_ARGS)
+	@$(RUN) $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not long' $(PYTEST_ARGS)
 
 test-long: $(VENV)/.dev-installed $(VENV)/.docs-installed
 	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)

@@ -92,6 +92,7 @@ def test_a_worker_is_replaced_after_many_calls(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_fork_server_that_ends_or_stops_is_replaced(number, monkeypatch):
     monkeypatch.setattr("areal_like.rewards.processes.START_S", 8.0 if number == signal.SIGSTOP else HUNG_S)
+    monkeypatch.setattr("areal_like.rewards.processes.STOP_S", 0.5 if number == signal.SIGSTOP else HUNG_S)
 
     async def main():
         async with RewardPool(timeout_s=600, workers=2) as pool:
