@@ -28,6 +28,9 @@ from areal_like.rollout.sglang.http import ServerError
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 IMAGES = (picture(60, 40), picture(100, 200, 1, "JPEG"))
 SEEDS = 2
+EXACT = 1e-4
+# Of 160 tokens, along which rounding adds up in a qwen3_5_moe; log-probs of other weights are 1 apart
+ADDED_UP = 1e-3
 
 pytestmark = [pytest.mark.long, pytest.mark.covers("images in data, agents, servers")]
 
@@ -95,7 +98,7 @@ def generate(served: Served, prompt: list[int], images: Images, samples: int = 1
     return asyncio.run(run())
 
 
-def check(served: Served, prompt: list[int], images: Images, response: Response) -> None:
+def check(served: Served, prompt: list[int], images: Images, response: Response, limit: float = EXACT) -> None:
     whole = [*prompt, *response.tokens.tolist()]
     generated = range(len(prompt), len(whole))
     sampled = tuple(place for place in generated if whole[place] == served.token)
@@ -104,7 +107,7 @@ def check(served: Served, prompt: list[int], images: Images, response: Response)
         expected = served.expected(version, whole, images, sampled)[len(prompt) - 1 :]
         print(f"version {version}: {np.abs(expected - response.logprobs)[own].max():.1e}")
         if version == response.versions[0]:  # tokens of a later version saw keys and values of this one
-            assert np.abs(expected - response.logprobs)[own].max() < 1e-4
+            assert np.abs(expected - response.logprobs)[own].max() < limit
 
 
 @pytest.mark.parametrize("shown", [1, 2, 0])
@@ -121,8 +124,11 @@ def test_another_image_gives_other_log_probs(served: Served) -> None:
     for image, absent in ((IMAGES[0], other), (other, IMAGES[0]), (IMAGES[0], other)):
         (response,) = generate(served, prompt, (image,))
         check(served, prompt, (image,), response)
-        apart = served.expected(0, [*prompt, *response.tokens.tolist()], (absent,))[len(prompt) - 1 :]
-        assert np.abs(apart - response.logprobs).max() > 1e-2
+        whole = [*prompt, *response.tokens.tolist()]
+        sampled = tuple(place for place in range(len(prompt), len(whole)) if whole[place] == served.token)
+        apart = served.expected(0, whole, (absent,), sampled)[len(prompt) - 1 :]
+        print(f"of another image: {np.abs(apart - response.logprobs).max():.1e}")
+        assert np.abs(apart - response.logprobs).max() > 10 * EXACT
 
 
 def test_a_sampled_image_token_is_a_word(served: Served) -> None:
@@ -133,7 +139,7 @@ def test_a_sampled_image_token_is_a_word(served: Served) -> None:
     whole = [*prompt, *response.tokens.tolist()]
     again = tuple(place for place in range(len(prompt), len(whole)) if whole[place] == served.token)
     expected = served.expected(0, whole, IMAGES, (*sampled, *again))[len(prompt) - 1 :]
-    assert np.abs(expected - response.logprobs).max() < 1e-4
+    assert np.abs(expected - response.logprobs).max() < EXACT
 
 
 @pytest.mark.parametrize("requests", ["in_place", "recompute", "drain"])
@@ -159,18 +165,18 @@ def test_updates_change_every_tensor_under_running_requests(served: Served, requ
 
     before, after = asyncio.run(run())
     for prompt, own, response in zip(prompts, shown, before, strict=True):
-        check(served, prompt, own, response)
+        check(served, prompt, own, response, ADDED_UP)
     if requests != "drain":
         assert any(len(set(response.versions.tolist())) > 1 for response in before), "no response was interrupted"
     for prompt, own, response in zip(prompts, shown, after, strict=True):
         assert set(response.versions.tolist()) == {1}
-        check(served, prompt, own, response)
+        check(served, prompt, own, response, ADDED_UP)
     if requests == "recompute":  # all keys and values are of the new weights
         for prompt, own, response in zip(prompts, shown, before, strict=True):
             whole, new = [*prompt, *response.tokens.tolist()], response.versions == 1
             sampled = tuple(place for place in range(len(prompt), len(whole)) if whole[place] == served.token)
             expected = served.expected(1, whole, own, sampled)[len(prompt) - 1 :]
-            assert not new.any() or np.abs(expected - response.logprobs)[new].max() < 1e-4
+            assert not new.any() or np.abs(expected - response.logprobs)[new].max() < ADDED_UP
 
 
 @pytest.mark.parametrize(
@@ -202,7 +208,7 @@ def test_scores_of_a_prompt_with_images(served: Served) -> None:
             return (await server.token_scores(np.array(whole, np.int32), HUNG_S, start=start, images=IMAGES))[0]
 
     scored = asyncio.run(score())[len(prompt) :]
-    assert np.abs(scored - response.logprobs).max() < 1e-4
+    assert np.abs(scored - response.logprobs).max() < EXACT
 
 
 def test_pixels_are_computed_once_for_a_group() -> None:
