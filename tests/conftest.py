@@ -7,7 +7,7 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
@@ -19,6 +19,8 @@ from cpu_server import RunningServer, server_on_cpu
 from hypothesis import HealthCheck, settings
 from left_processes import session_processes
 from limits import HUNG_S
+
+from areal_like.runtime.gc_tuning import pause_gc
 
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
@@ -64,6 +66,13 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(Path(__file__).parents[1] / package, quiet=2)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage among the modules that stay, now or later: this took a sixth of the time."""
+    with pause_gc():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
