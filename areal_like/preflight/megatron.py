@@ -12,7 +12,6 @@ from areal_like.config.options import OptionProblem
 from areal_like.config.schema import PRECISIONS, MegatronConfig
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.environment import attention_environment
-from areal_like.trainer.megatron.bridges.proven import NOT_ON_GPUS
 from areal_like.trainer.megatron.options import check_overrides, row_multiple
 from areal_like.trainer.packing import sequence_alignment
 
@@ -37,7 +36,6 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
         yield from _layout(view, view.layout.sizes)
         if view.device == "cuda":
             yield from _context(view, view.layout.sizes)
-            yield from check_family_on_gpus(view, view.layout.sizes)
     if spec is not None and not spec.experts:
         set_ones = (name for name, value in overrides.items() if value is not None)
         no_experts = "the model has no experts"
@@ -55,15 +53,6 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
     if view.device == "cuda":
         yield from _attention(view)
         yield from _check_fused(view)
-
-
-def check_family_on_gpus(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
-    """Check that the log-probs of the model's family were tested on GPUs."""
-    if view.model is not None and view.model.family in NOT_ON_GPUS:
-        key, family = view.key("backend"), view.model.family
-        message = f"no test on a GPU shows that Megatron computes a {family} as transformers does"
-        ranks = sizes.dp * sizes.tp * sizes.pp * sizes.cp
-        yield finding("RUN-MEGATRON-GPU-FAMILY", key, message, f"write {key}=fsdp:d{ranks}")
 
 
 def _fsdp(view: RoleView) -> Iterator[Finding]:

@@ -15,11 +15,6 @@ from areal_like.preflight.served_adapters import check_served_adapters
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
 
-NOT_ON_CPU = {
-    "exaone4": "has no attention for it",
-    "glm": "has no code of its own for it",
-}
-
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """Check options that SGLang would refuse or ignore, and adapters."""
@@ -27,8 +22,6 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     yield from check_served_adapters(config, device, spec)
     yield from _download(config.weight_update)
     yield from _server(config.sglang, device)
-    if device == "cpu" and spec is not None:
-        yield from _on_cpu(spec)
     yield from _prefill(config)
     if spec is not None and spec.tower and spec.family.removesuffix("_text") in SEES_WHOLE_IMAGES:
         yield from _chunks(config.sglang)
@@ -57,14 +50,6 @@ def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
         yield finding("RUN-SGLANG-DETERMINISTIC", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
         yield option_finding("sglang.extra_args", problem)
-
-
-def _on_cpu(spec: ModelSpec) -> Iterator[Finding]:
-    """Find models that SGLang's CPU server refuses or computes differently (`tests/models/test_cpu_servers.py`)."""
-    family = spec.family.removesuffix("_text") if spec.tower else spec.family
-    if family in NOT_ON_CPU:
-        message = f"the model is a {family}, and SGLang's CPU server {NOT_ON_CPU[family]}"
-        yield finding("RUN-CPU-FAMILY", "actor.path", message, "write device=cuda, or use another model")
 
 
 def _prefill(config: RunConfig) -> Iterator[Finding]:

@@ -14,9 +14,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import IN_TRITON, SEEN
-from areal_like.preflight.megatron import check_family_on_gpus
 from areal_like.preflight.model import check_config, config_problem, find_spec
-from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of
@@ -106,10 +104,6 @@ def check_layout(
     (layout,) = plan.engines
     view = RoleView(run, "actor", run.actor, "cpu", spec, layout)
     yield from (_of_model(found) for found in check_config(view, spec, layout, config))
-    if backend == "megatron":
-        for found in check_family_on_gpus(view, layout.sizes):
-            message = f"a run on GPUs is rejected: {found.message}"
-            yield finding(found.code, _KEY, message, "use actor.backend=fsdp:d1 there", severity=Severity.WARNING)
 
 
 def _of_model(found: Finding) -> Finding:
@@ -127,14 +121,11 @@ def _of_model(found: Finding) -> Finding:
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
     if family in WITH_IMAGES:
-        why = NOT_ON_CPU.get(family)
-        on_cpu = f"no: its CPU server {why}" if why else "yes"
         whole = family in SEES_WHOLE_IMAGES
         on_gpus = f"no: {SEEN}, which it supports {IN_TRITON}" if whole else "yes, but no test shows it"
-        return {"SGLang on CPU": on_cpu, "SGLang on GPUs": on_gpus}
+        return {"SGLang on CPU": "yes", "SGLang on GPUs": on_gpus}
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"not tested with a {family}")
-    on_cpu = f"no: its CPU server {NOT_ON_CPU[family]}" if family in NOT_ON_CPU else "yes"
-    return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes"}
+    return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "yes")

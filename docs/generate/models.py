@@ -22,7 +22,6 @@ from areal_like.preflight.images import DEEPSTACK_SERVED
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
 from areal_like.trainer.fsdp.support import SPLIT, WITH_IMAGES
-from areal_like.trainer.megatron.bridges.proven import NOT_ON_GPUS
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -50,8 +49,8 @@ HEAD = """# Models
 ## Which family trains where
 
 - **tested**: log-probs equal those of transformers within 1e-4 in float32, and every exported tensor equals the loaded one
-  (`tests/models`). For servers: the log-probs of sampled tokens equal those of transformers.
-- **tested on CPU**: the same on a CPU. On GPUs the checks before a run reject the family.
+  (`tests/models`). For servers: the log-probs of sampled tokens equal those of transformers, on GPUs up to the rounding of
+  bfloat16 (`test_servers_gpu.py`).
 - **converts**: the bridge converts every tensor to Megatron's format and back, bit for bit, and a run is rejected.
 - **rejected**: the checks before a run reject the family, for the numbered [reason](#reasons).
 - **accepted**: nothing rejects the family, but no test shows the result.
@@ -142,9 +141,9 @@ def _cells(family: str, reasons: Reasons) -> Iterator[str]:
         errors = list(_find_errors(family, *how, "d1"))
         trains[name] = not errors
         yield _trainer_cell(family, name, how, errors, reasons)
-    for device, served in find_servers(family).items():
+    for served in find_servers(family).values():
         if served == "yes":
-            yield "tested" if device == "SGLang on CPU" and family in MODELS["SERVED"] else "accepted"
+            yield "tested" if family in MODELS["SERVED"] else "accepted"
         else:
             yield f"rejected ({reasons.number(_sentence(family, served.removeprefix('no: ')))})"
     bridges = [bridge for name, (_, bridge) in TRAINERS.items() if trains[name] and name != "FSDP"]
@@ -167,8 +166,7 @@ def _trainer_cell(family: str, name: str, how: tuple[str, str], errors: list[Fin
         shown = any(MODELS["VARIANTS"][name].family == family for name in UNDER_FSDP)
     else:
         shown = any(variant.family == family and bridge in variant.bridges for variant in variants)
-    on_cpu = " on CPU" if backend == "megatron" and family in NOT_ON_GPUS else ""
-    return f"tested{on_cpu}" if shown else "accepted"
+    return "tested" if shown else "accepted"
 
 
 def _sentence(family: str, text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tiny_models import VARIANTS, write_tiny
 
 from allocation import ParallelSizes
 from areal_like.trainer.megatron.bridges.support import bridge_problems
@@ -58,14 +57,3 @@ def test_sinks_are_not_computed_by_several_context_parallel_ranks(window):
     (problem,) = bridge_problems("megatron-bridge", config, ParallelSizes(cp=2, edp=2))
     assert (problem.code, problem.field) == ("RUN-BRIDGE-WINDOW", "actor.backend")
     assert problem.remedy == "write c1 for attention"
-
-
-def test_a_family_without_a_test_on_gpus_is_refused_there(checks, tmp_path):
-    write_tiny(VARIANTS["gpt_oss"], tmp_path)
-    settings = ("actor.backend=megatron:(attn:d1p2|ffn:p2)", "actor.megatron.bridge_type=megatron-bridge")
-    assert checks.errors(tmp_path, *settings) == []
-    found = checks.errors(tmp_path, *settings, device="cuda")
-    assert [error for error in found if "GPU-FAMILY" in error] == [
-        "RUN-MEGATRON-GPU-FAMILY actor.backend: no test on a GPU shows that Megatron computes a gpt_oss as transformers does"
-    ]
-    assert not any("GPU-FAMILY" in error for error in checks.errors(tmp_path, "actor.backend=fsdp:d2", device="cuda"))

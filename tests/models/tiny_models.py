@@ -311,6 +311,8 @@ SERVED = (
         "gemma",
         "gemma2",
         "gemma3_text",
+        "exaone4",
+        "glm",
         "glm4",
         "olmo2",
         "phi3",

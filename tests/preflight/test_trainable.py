@@ -12,7 +12,6 @@ from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
-from areal_like.preflight.options import NOT_ON_CPU
 from areal_like.preflight.trainable import check_trainable
 
 RUNNER = CliRunner()
@@ -45,11 +44,6 @@ def test_a_directory_that_trains_has_exit_code_0_and_every_trainer(tiny):
     assert "SGLang on CPU: yes\nSGLang on GPUs: yes" in out
 
 
-def test_a_family_that_the_cpu_server_lacks_is_named_with_the_reason(tiny):
-    out = check("--model", tiny(model_type="exaone4", architectures=["Exaone4ForCausalLM"]))[1]
-    assert f"SGLang on CPU: no: its CPU server {NOT_ON_CPU['exaone4']}\nSGLang on GPUs: yes" in out
-
-
 def test_a_name_is_answered_without_a_network():
     code, out, _ = check("--model", "qwen3-8b", "--backend", "fsdp")
     assert code == 0
@@ -58,14 +52,6 @@ def test_a_name_is_answered_without_a_network():
     code, _, err = check("--model", "nobody/nothing")
     assert code == 1
     assert "neither in the offline table nor in the Hugging Face cache" in err
-
-
-def test_a_family_that_trains_on_a_cpu_alone_has_a_warning():
-    code, out, err = check("--model", "gpt-oss-20b", "--backend", "megatron")
-    assert code == 0
-    assert "Megatron (megatron-bridge): trains, see below\n" in out
-    assert "warning[RUN-MEGATRON-GPU-FAMILY] in --model: a run on GPUs is rejected" in err
-    assert "RUN-MEGATRON-GPU-FAMILY" not in check("--model", "gpt-oss-20b", "--backend", "fsdp")[2]
 
 
 @pytest.mark.parametrize("name", known_models())

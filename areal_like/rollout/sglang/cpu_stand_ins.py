@@ -22,7 +22,7 @@ MEMORY_SHARE = 4  # a quarter of what is free, for these at most
 _WHOLE_IMAGES = ("--enable-multimodal", "--chunked-prefill-size", "-1", "--mem-fraction-static", "0.8")
 TOKENS = 512  # of a sequence, on servers that are not told how long it can be
 # By the architectures that SGLang serves with other attention only: the name under which ours passes for that
-_UNDER_ANOTHER_NAME = {"GptOssForCausalLM": "triton"}
+_UNDER_ANOTHER_NAME = dict.fromkeys(("GptOssForCausalLM", "Exaone4ForCausalLM"), "triton")
 _WITH_LATENT_KEYS = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
 _WITH_DELTA_NETS = frozenset(
     {
@@ -82,6 +82,7 @@ def replace_kernels(config: Any) -> None:
         _activate_towers_as_configured()
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
+    if not architectures.isdisjoint(_UNDER_ANOTHER_NAME):
         _place_tokens_without_triton()
     if "MiniMaxM2ForCausalLM" in architectures:
         _normalise_without_triton()

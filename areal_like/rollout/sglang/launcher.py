@@ -39,6 +39,7 @@ from areal_like.rollout.sglang import (
     scoring,
 )
 from areal_like.rollout.sglang.config_names import restore_config_names, run_with_config_names
+from areal_like.rollout.sglang.corrections import run_corrected
 from areal_like.rollout.sglang.versions import run_scheduler
 from areal_like.runtime.gc_tuning import pause_gc
 
@@ -144,6 +145,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         run = classifier.run_scheduler if server.is_embedding else run_scheduler
         if temperature is not None:
             run = partial(scoring.run_scheduler, temperature)
+        run = partial(run_corrected, architectures, run)
         launch_server(server, run_scheduler_process_func=partial(run_with_config_names, run))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
