@@ -5,7 +5,10 @@ from collections import deque
 
 
 class Turns:
-    """`await turns()` before each piece: at most `pieces` of them begin in one turn of the event loop, in order."""
+    """`await turns()` before each piece: `pieces` of them begin in one turn of the event loop, in order.
+
+    They can be twice as many where some come in the turn in which others stop waiting.
+    """
 
     def __init__(self, pieces: int) -> None:
         self._pieces = self._left = pieces
