@@ -73,11 +73,12 @@ def _experts(asked: Sequence[str], spec: ModelSpec, plan: Plan | None) -> Iterat
     others = [name for name in adaptable_layers(spec) if name not in split]
     help = f"write {_KEY}=[{','.join(others)}]"
     if not adapts_experts(spec):
-        message = f"{', '.join(asked)}: adapters for experts of {spec.family} are unsupported"
-        yield finding("RUN-LORA-EXPERTS", _KEY, message, help)
+        where = f"of {spec.family} are unsupported"
     elif backend != "fsdp":
-        message = f"{', '.join(asked)}: adapters for experts are unsupported on Megatron"
-        yield finding("RUN-LORA-EXPERTS", _KEY, message, f"{help}, or train with fsdp")
+        where, help = "are unsupported on Megatron", f"{help}, or train with fsdp"
+    else:
+        return
+    yield finding("RUN-LORA-EXPERTS", _KEY, f"{', '.join(asked)}: adapters for experts {where}", help)
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
