@@ -14,7 +14,7 @@ import pytest
 import torch
 from conversions import command
 from safetensors.torch import load_file, save_file
-from tiny_mtp import LAYERS, PREFIX, expected_of_mtp, write_mtp
+from tiny_mtp import PREFIX, expected_of_mtp, with_layer, write_mtp
 from tiny_servers import distance, score, served, update
 from trainer_jobs import Setting, engine, exported, initial_weights, make_batch, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
@@ -32,6 +32,7 @@ INVERTIBLE = OptimizerConfig(lr=1.0, eps=1.0, weight_decay=0.0, gradient_clippin
 STILL = {"override_transformer_config": {"moe_router_bias_update_rate": 0.0}}
 TRAINED = {**STILL, "train_mtp_layers": True}
 LONG = pytest.mark.long
+NAMES = ("deepseek_v3-yarn", "glm4_moe", "glm4_moe_lite", "kimi_k2")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def magnified(gradient: np.ndarray) -> float:
     return float((1 + np.abs(gradient).max()) ** 2)  # rounding, by the inversion
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3-yarn", "glm4_moe"])
+@pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_are_those_of_transformers_layers(ranks, tiny, name):
     path = tiny(name)
     _, step, updates, before = ranks.run(step_and_updates, 1, setting_of(path))[0]
@@ -80,7 +81,7 @@ def test_loss_and_gradients_are_those_of_transformers_layers(ranks, tiny, name):
         np.testing.assert_array_equal(before[key], tensor.numpy(), err_msg=key)
     loss, gradients = expected_of_mtp(path, LENGTHS)
     assert step["mtp_loss"] == pytest.approx(loss, abs=1e-4)
-    longer = AutoModelForCausalLM.from_pretrained(path, num_hidden_layers=LAYERS + 1, dtype=torch.float32)
+    longer = with_layer(path)
     stored = {key: part for name, grad in gradients.items() for key, part in in_checkpoint(longer, name, grad).items()}
     assert {key for key in updates if key.startswith(PREFIX)} - {*stored} == {
         key for key in updates if key.startswith(PREFIX) and key.endswith("e_score_correction_bias")
@@ -91,7 +92,7 @@ def test_loss_and_gradients_are_those_of_transformers_layers(ranks, tiny, name):
         assert np.abs(wanted).max() > 0
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3-yarn", "glm4_moe"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_policy_is_trained_as_without_it(ranks, tiny, name):
     setting = setting_of(tiny(name), optimizer=OptimizerConfig(lr=1e-2, gradient_clipping=0.1))
     (read, step, updates, _), (plain_read, plain_step, plain, _) = (
@@ -174,7 +175,7 @@ OVERRIDES = "actor.megatron.override_transformer_config"
         ("glm4_moe", [], "needs actor.megatron.bridge_type=megatron-bridge"),
         ("glm4_moe", [BRIDGE, "actor.mb_spec.share_prompts=true"], "actor.mb_spec.share_prompts=true"),
         ("glm4_moe", [BRIDGE, "actor.use_lora=true", "actor.target_modules=[q_proj]"], "only adapters are trained"),
-        ("kimi_k2", [BRIDGE], "the model is a kimi_k2"),
+        ("minimax_m2", [BRIDGE], "the model is a minimax_m2"),
         (
             "glm4_moe",
             [BRIDGE, "actor.backend=megatron:d1p2", f"{OVERRIDES}.pipeline_model_parallel_layout='Et|tL'"],
@@ -203,7 +204,7 @@ def test_a_model_without_the_layer_is_refused(checks, tiny, tmp_path):
 
 
 @LONG
-@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "glm4_moe_lite"])
 def test_a_server_that_is_sent_it_computes_the_policy(tiny, tmp_path, name):
     model = shutil.copytree(tiny(name), tmp_path / "model")
     updated = shutil.copytree(model, tmp_path / "updated")

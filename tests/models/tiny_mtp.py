@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import VARIANTS, Variant, write_tiny
 from trainer_jobs import make_batch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 LAYERS = 2
 PREFIX = f"model.layers.{LAYERS}."
@@ -35,13 +35,21 @@ def write_mtp(name: str, folder: Path, **fields: int) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
+def with_layer(folder: Path) -> torch.nn.Module:
+    """Return transformers' model with the layer for prediction as one more of its own."""
+    config = AutoConfig.from_pretrained(folder)
+    kinds = getattr(config, "mlp_layer_types", None)
+    more = {"mlp_layer_types": [*kinds, kinds[-1]]} if kinds else {}
+    return AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=LAYERS + 1, **more, **PLAIN)
+
+
 def expected_of_mtp(folder: Path, lengths: tuple[int, ...]) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss and its gradients, each sequence alone: DeepSeek-V3, arXiv:2412.19437, equations 21 to 25.
 
     Gradients are by the names of transformers' model of one layer more, and of the tensors beside it.
     """
     policy = AutoModelForCausalLM.from_pretrained(folder, **PLAIN).eval()
-    longer = AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=LAYERS + 1, **PLAIN).eval()
+    longer = with_layer(folder).eval()
     own = {name: t for name, t in load_file(folder / "model.safetensors").items() if name.startswith(PREFIX)}
     names = [PREFIX + name + ".weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")]
     enorm, hnorm, projection, last_norm = (own[name].requires_grad_() for name in names)
