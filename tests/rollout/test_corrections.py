@@ -1,10 +1,12 @@
 """Corrections of SGLang's models: windows of Triton attention when it decodes."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from areal_like.rollout.sglang.corrections import _with_current_token
+from areal_like.rollout.sglang.corrections import _decodes, _with_current_token
 
 
 class Backend:
@@ -21,7 +23,7 @@ class Backend:
 @pytest.mark.parametrize(("decodes", "expected"), [(True, 8), (False, 7)])
 def test_a_decoding_step_sees_one_token_more(decodes, expected):
     batch = SimpleNamespace(forward_mode=SimpleNamespace(is_decode_or_idle=lambda: decodes))
-    backend, method = Backend(), _with_current_token(Backend.seen, lambda batch: batch.forward_mode.is_decode_or_idle())
+    backend, method = Backend(), _with_current_token(Backend.seen, _decodes)
     assert method(backend, batch) == expected
     assert backend.sliding_window_size == 7
     assert _with_current_token(Backend.seen)(backend, batch) == 8
@@ -43,9 +45,6 @@ def test_without_a_window_nothing_changes(size):
 
 def test_a_buffer_of_a_decoding_step_holds_the_whole_window():
     """SGLang's own method, with its class corrected: 8 tokens of 20, of a window whose model says 7 before."""
-    import subprocess
-    import sys
-
     code = """
 from unittest import mock
 from areal_like.rollout.sglang.launcher import prepare_imports

@@ -70,12 +70,8 @@ SHARED_EXPERTS = {
 }
 FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
 WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "gemma3_text", "gpt_oss")
-MTP = (
-    "deepseek_v3",
-    "kimi_k2",
-    "glm4_moe",
-    "glm4_moe_lite",
-)  # whose layer for multi-token prediction is trained as transformers' layers would be
+# Their layer for multi-token prediction is trained as transformers' layers would be
+MTP = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
 # The fields that a rotary embedding needs, all numbers.
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
