@@ -63,7 +63,7 @@ def _other_ends(engine: Engine, settings: MegatronSettings, model: ModelSpec) ->
       source="Megatron-LM core/transformer/pipeline_parallel_layer_layout.py",
       megatron="pipeline_model_parallel_layout")  # fmt: skip
 def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec) -> Iterator[Problem]:
-    """A layout string has one E first, one L last, one t per layer, no m (MTP layers are not trained), and pp·v
+    """A layout string has one E first, one L last, one t per layer, no m (MTP layers are not placed), and pp·v
     stages."""
     text = settings.pipeline_model_parallel_layout
     if text is None:
@@ -86,7 +86,7 @@ def pipeline_layout(engine: Engine, settings: MegatronSettings, model: ModelSpec
         yield Problem("pipeline_model_parallel_layout must start with its only E and end with its only L")
     if "m" in order:
         yield Problem(
-            "pipeline_model_parallel_layout has MTP layers, which areal-like does not train", help="leave m out"
+            "pipeline_model_parallel_layout has MTP layers (m), which areal-like does not place", help="leave m out"
         )
 
 
