@@ -49,6 +49,18 @@ def two_steps(
         return Trained(*files, log_probs, weights)
 
 
+def peak_of_a_step(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+) -> int:
+    """Most bytes that torch had on the GPU in a training step, beyond those that it has between steps."""
+    with engine(rendezvous, listener, setting) as made:
+        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        between = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        return torch.cuda.max_memory_allocated() - between
+
+
 def merge(model: torch.nn.Module, adapters: dict[str, Tensor], scale: float) -> dict[str, Tensor]:
     """Have layers compute with merged weights; returns the adapters as parameters."""
     parameters = {name: tensor.clone().requires_grad_() for name, tensor in adapters.items()}

@@ -46,9 +46,9 @@ type Post = Callable[[str, dict[str, Any]], Any]
 
 
 @contextmanager
-def served(model: Path, device: Device = "cpu") -> Iterator[Post]:
+def served(model: Path, device: Device = "cpu", *overrides: str) -> Iterator[Post]:
     """A server of a model, as a run starts it; what posts a body to a path of it."""
-    config = load(EXAMPLES[device], ["sglang.context_length=60", *SETTINGS[device]]).config
+    config = load(EXAMPLES[device], ["sglang.context_length=60", *SETTINGS[device], *overrides]).config
     options = server_arguments(config, model, ParallelSizes(), device)
     reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
     url = f"http://127.0.0.1:{reserved.getsockname()[1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -13,19 +12,19 @@ import numpy as np
 import pytest
 import serving as real
 import torch
+from adapter_files import write_adapter
 from cpu_server import server_on_cpu
 from limits import HUNG_S
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.preflight import preflight
 from areal_like.preflight.served_adapters import SERVED
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.adapters import FLAG, ONLY, ServedAdapter, _adapted_layers
+from areal_like.rollout.sglang.adapted_layers import adapted_layers
+from areal_like.rollout.sglang.adapters import ONLY
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.lora import Adapter, _peft_config
 from areal_like.weights.adapters.controller import AdapterSync
 from areal_like.weights.sync import SyncSpec
 
@@ -65,22 +64,41 @@ def test_what_adapters_on_servers_need_is_said_before_the_start(write, overrides
     assert not [found for found in codes(write) if found.startswith("RUN-ADAPTERS")]
 
 
-def test_the_layers_of_an_adapter_are_those_that_the_trainer_adapts(tmp_path):
-    weights = {
-        "model.embed_tokens.weight": torch.zeros(7, 4),
-        "model.layers.0.mlp.up_proj.weight": torch.zeros(6, 4),
-        "model.layers.0.self_attn.q_proj.weight": torch.zeros(8, 4),
-        "model.layers.0.self_attn.q_proj.bias": torch.zeros(8),
-        "model.norm.weight": torch.zeros(4),
-        "lm_head.weight": torch.zeros(7, 4),
-    }
-    save_file(weights, tmp_path / "model.safetensors")
-    found = {
-        targets: dict(_adapted_layers(ServedAdapter(4, 8, [targets]), tmp_path)) for targets in ("q_proj", "all-linear")
-    }
-    assert found["q_proj"] == {"model.layers.0.self_attn.q_proj": [8, 4]}
-    assert found["all-linear"] == {**found["q_proj"], "model.layers.0.mlp.up_proj": [6, 4]}
-    assert FLAG not in json.loads(ServedAdapter(4, 8, ["q_proj"]).as_argument())
+def write_checkpoint(folder: Path, *matrices: str) -> Path:
+    """Write matrices `[8, 4]` by the names of their layers, with a bias and a norm, of a model with one layer."""
+    weights = {f"{name}.weight": torch.zeros(8, 4) for name in matrices}
+    others = ("model.layers.0.self_attn.q_proj.bias", "model.norm.weight")
+    save_file(weights | {name: torch.zeros(4) for name in others}, folder / "model.safetensors")
+    (folder / "config.json").write_text('{"num_hidden_layers": 1}')
+    return folder
+
+
+ATTENTION = [f"model.layers.0.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+ENDS = ["model.embed_tokens", "lm_head", "model.layers.1.self_attn.q_proj"]  # the last one predicts further tokens
+DENSE = [f"model.layers.0.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+SPARSE = [f"model.layers.0.mlp.experts.{i}.{name}" for i in (0, 1) for name in ("gate_proj", "up_proj", "down_proj")]
+SHARED = [f"model.layers.0.mlp.shared_expert.{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+NUMBERED = [f"model.layers.0.block_sparse_moe.experts.0.{name}" for name in ("w1", "w2", "w3")]
+ROUTERS = ["model.layers.0.mlp.gate", "model.layers.0.mlp.shared_expert_gate", "model.layers.0.block_sparse_moe.gate"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "present", "adapted"),
+    [
+        (["all-linear"], [*ATTENTION, *DENSE], [*ATTENTION, *DENSE]),
+        (["o_proj"], [*ATTENTION, *DENSE], ATTENTION[3:]),
+        (["k_proj"], [*ATTENTION, *DENSE], ATTENTION[:3]),  # which SGLang computes as one
+        (["up_proj"], [*ATTENTION, *DENSE], DENSE[:2]),
+        (["all-linear"], [*SPARSE, *SHARED], [*SPARSE, *SHARED]),
+        (["down_proj"], [*ATTENTION, *SPARSE, *SHARED], [*SPARSE, *SHARED]),  # of experts SGLang needs all
+        (["down_proj"], NUMBERED, NUMBERED),
+    ],
+)
+def test_the_layers_of_an_adapter_are_those_that_the_trainer_adapts_and_what_sglang_needs_beside_them(
+    tmp_path, targets, present, adapted
+):
+    found = adapted_layers(targets, write_checkpoint(tmp_path, *present, *ENDS, *ROUTERS))
+    assert found == {layer: [8, 4] for layer in adapted}
 
 
 def make_model(family: str, folder: Path) -> Path:
@@ -89,25 +107,6 @@ def make_model(family: str, folder: Path) -> Path:
 
     write_tiny(Variant(family, {"max_position_embeddings": 128}), folder)
     return folder
-
-
-def make_adapter(model: Path, folder: Path, seed: int) -> tuple[Path, Path]:
-    """Write an adapter as the trainer does, and the model that it is merged with."""
-    lora, generator = LoRA(RANK, ALPHA, ("all-linear",)), torch.Generator().manual_seed(seed)
-    weights, tensors, merged = load_file(model / "model.safetensors"), {}, folder / f"merged-{seed}"
-    layers = dict(_adapted_layers(ServedAdapter(RANK, ALPHA, ["all-linear"]), model))
-    for layer, (outputs, inputs) in layers.items():
-        a, b = (torch.randn(size, generator=generator) * 0.15 for size in ((RANK, inputs), (outputs, RANK)))
-        tensors |= {f"base_model.model.{layer}.lora_A.weight": a, f"base_model.model.{layer}.lora_B.weight": b}
-        weights[f"{layer}.weight"] = Adapter(a, b).merge(weights[f"{layer}.weight"], lora.scale)
-    shutil.copytree(model, merged)
-    save_file(weights, merged / "model.safetensors", {"format": "pt"})
-    adapter = folder / f"adapter-{seed}"
-    adapter.mkdir()
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    names = sorted({layer.rpartition(".")[2] for layer in layers})
-    (adapter / "adapter_config.json").write_text(json.dumps(_peft_config(lora, str(model), names)))
-    return adapter, merged
 
 
 async def replace(pool: ServerPool, adapter: Path, version: int) -> None:
@@ -156,7 +155,7 @@ async def working(pool: ServerPool) -> None:
 @pytest.mark.parametrize("family", SERVED)
 def test_tokens_are_those_of_the_merged_weights_of_their_version(tmp_path, family):
     model = make_model(family, tmp_path / "model")
-    made = [make_adapter(model, tmp_path, seed) for seed in range(3)]
+    made = [write_adapter(model, tmp_path, seed) for seed in range(3)]
     targets = [*ADAPTERS, f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", "actor.target_modules=[all-linear]"]
     config = load(DEMO, ["sglang.context_length=128", *targets]).config
 
@@ -180,6 +179,31 @@ def test_tokens_are_those_of_the_merged_weights_of_their_version(tmp_path, famil
     assert cached == [0, 79, 0, 79]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "targets", "launcher"), [("qwen3", ["k_proj", "up_proj"], None)])
+def test_some_of_the_layers_that_sglang_computes_as_one_may_have_adapters(tmp_path, family, targets, launcher):
+    model = make_model(family, tmp_path / "model")
+    made = [write_adapter(model, tmp_path, seed, targets=targets) for seed in range(2)]
+    lora = [f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", f"actor.target_modules=[{','.join(targets)}]"]
+    config = load(DEMO, ["sglang.context_length=128", *ADAPTERS, *lora]).config
+
+    async def run(server: Any) -> list[list[Response]]:
+        async with ServerPool([server.url], server.token, timeout_s=HUNG_S) as pool:
+            responses = []
+            for version, (adapter, _) in enumerate(made):
+                await replace(pool, adapter, version)
+                asking = (pool.generate([prompt], Sampling(12, ignore_eos=True)) for prompt in PROMPTS)
+                responses.append([response for (response,) in await asyncio.gather(*asking)])
+            return responses
+
+    with server_on_cpu(config, model, tmp_path, launcher=launcher) as server:
+        of_versions = asyncio.run(run(server))
+    networks = real.load_networks(*(merged for _, merged in made))
+    for responses in of_versions:
+        for prompt, response in zip(PROMPTS, responses, strict=True):
+            assert distance(networks, prompt, response) < EXACT
+
+
 class OneOfSeveral:
     """A trainer that has one of several adapters, and writes it."""
 
@@ -195,7 +219,7 @@ class OneOfSeveral:
 def test_each_request_is_answered_with_its_own_adapter_and_an_update_sends_those_that_changed(tmp_path):
     """Both are asked the same at once, while one of them changes."""
     model, names = make_model("qwen3", tmp_path / "model"), ("math", "code")
-    made = [make_adapter(model, tmp_path, seed) for seed in range(3)]
+    made = [write_adapter(model, tmp_path, seed) for seed in range(3)]
     overrides = [*ADAPTERS, f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", "adapters={math: {}, code: {}}"]
     config = load(DEMO, ["sglang.context_length=128", *overrides]).config
     trainers: Any = {name: OneOfSeveral(adapter) for name, (adapter, _) in zip(names, made, strict=False)}

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.schema import ALL_LINEAR
+from areal_like.rollout.sglang.adapted_layers import EXPERTS, adapted_layers, usual_name
 
 FLAG = "--served-adapter"  # of our launcher alone
 ONLY = "policy"  # the name of a single adapter
+_TENSORS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -45,42 +46,39 @@ def split_adapter(arguments: list[str], cuda: bool) -> list[str]:
         _serve_to_all(*adapter.names)
     if not cuda:
         _leave_memory_pageable()
+    layers = adapted_layers(adapter.targets, Path(arguments[arguments.index("--model-path") + 1]))
     backend = [] if cuda else ["--lora-backend", "torch_native"]
-    empty = _write_empty(adapter, Path(arguments[arguments.index("--model-path") + 1]))
+    empty = _write_empty(adapter, layers)
     paths = [f"{name}={empty}" for name in adapter.names]
     most = len(paths) + 1  # in a batch: beside these, none
     served = ["--enable-lora", "--lora-paths", *paths, "--max-loras-per-batch", str(most)]
-    return [*arguments[:place], *arguments[place + 2 :], *served, *backend]
+    return [*arguments[:place], *arguments[place + 2 :], *served, *backend, *_serve_experts(layers)]
 
 
-def _write_empty(adapter: ServedAdapter, model: Path) -> Path:
+def _serve_experts(layers: Collection[str]) -> list[str]:
+    """Return the arguments with which SGLang adds adapters to experts: it has one kernel for them.
+
+    A shared expert that is computed as one of the others would have no memory for its adapter.
+    """
+    if not any(EXPERTS in layer for layer in layers):
+        return []
+    return ["--moe-runner-backend", "triton", "--disable-shared-experts-fusion"]
+
+
+def _write_empty(adapter: ServedAdapter, layers: Mapping[str, Sequence[int]]) -> Path:
     """Write an adapter of zeros as PEFT does. SGLang sizes its memory by it."""
     import numpy as np
     from safetensors.numpy import save_file
 
     folder, tensors = Path(tempfile.mkdtemp()), {}
-    layers = dict(_adapted_layers(adapter, model))
     for layer, (outputs, inputs) in layers.items():
-        tensors[f"base_model.model.{layer}.lora_A.weight"] = np.zeros((adapter.rank, inputs), np.float32)
-        tensors[f"base_model.model.{layer}.lora_B.weight"] = np.zeros((outputs, adapter.rank), np.float32)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    targets = sorted({layer.rpartition(".")[2] for layer in layers})
+        tensors[f"base_model.model.{layer}.lora_A.weight"] = np.zeros((adapter.rank, inputs), np.int8)
+        tensors[f"base_model.model.{layer}.lora_B.weight"] = np.zeros((outputs, adapter.rank), np.int8)
+    save_file(tensors, folder / _TENSORS)
+    targets = sorted({usual_name(layer) for layer in layers})
     config = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.alpha, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(config | {"bias": "none", "lora_dropout": 0.0}))
     return folder
-
-
-def _adapted_layers(adapter: ServedAdapter, model: Path) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name and the shape of each matrix that has an adapter."""
-    from safetensors import safe_open
-
-    for file in sorted(model.glob("*.safetensors")):
-        with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                layer, shape = name.removesuffix(".weight"), tensors.get_slice(name).get_shape()
-                named = ALL_LINEAR in adapter.targets or layer.rpartition(".")[2] in adapter.targets
-                if named and ".layers." in name and name.endswith(".weight") and len(shape) == 2:
-                    yield layer, shape
 
 
 def _serve_to_all(name: str) -> None:
@@ -129,7 +127,7 @@ def _replace(manager: Any, name: str, path: str) -> None:
     settings = (config, manager.base_hf_config, manager.load_config, manager.lora_backend)
     adapter = LoRAAdapter(key, *settings, base_model=manager.base_model)
     with torch.inference_mode():
-        adapter.initialize_weights()
+        adapter.initialize_weights_from_tensors(_complete(path, manager.lora_refs[key].lora_path))
         pool = manager.memory_pool
         slot = pool.uid_to_buffer_id.get(key)
         if slot is not None:
@@ -137,6 +135,16 @@ def _replace(manager: Any, name: str, path: str) -> None:
             pool.load_lora_weight_to_buffer(key, slot, adapter, manager.lora_modules, *ends)
             manager._notify_lora_slots_updated({slot})
     manager.configs[key], manager.loras[key] = config, adapter
+
+
+def _complete(path: str, empty: str) -> dict[str, Any]:
+    """Return the tensors of an adapter file, and zeros for layers that the trainer does not adapt and SGLang needs."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    found = load_file(Path(path, _TENSORS))
+    with safe_open(Path(empty, _TENSORS), "pt") as zeros:
+        return found | {name: zeros.get_tensor(name) for name in zeros.keys() - found.keys()}
 
 
 def adapter_tensors(runner: Any) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any
 
+from areal_like.rollout.sglang.expert_adapters import correct_expert_adapters
+
 
 def run_corrected(architectures: Collection[str], run: Callable[..., None], server: Any, *others: Any) -> None:
     """Run a scheduler process with the corrections: a spawned one has nothing that the launcher's has changed."""
@@ -13,6 +15,8 @@ def run_corrected(architectures: Collection[str], run: Callable[..., None], serv
         read_epsilon()
     if "GlmForCausalLM" in architectures:
         know_new_styles()
+    if server.enable_lora:
+        correct_expert_adapters()
     run(server, *others)
 
 

@@ -1,0 +1,48 @@
+"""Corrections of SGLang 0.5.17's adapters in models with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def correct_expert_adapters() -> None:
+    """Apply the corrections in a scheduler process."""
+    sum_over_ranks()
+    measure_feed_forward()
+
+
+def sum_over_ranks() -> None:
+    """Have experts with adapters sum their outputs over the ranks of a server where experts without adapters do."""
+    from sglang.srt.distributed import tensor_model_parallel_all_reduce
+    from sglang.srt.lora.layers import FusedMoEWithLoRA
+
+    compute = FusedMoEWithLoRA._forward_with_lora
+
+    def compute_and_sum(self: Any, *arguments: Any, **named: Any) -> Any:
+        output, experts = compute(self, *arguments, **named), self.base_layer
+        if experts.reduce_results and (experts.moe_tp_size > 1 or experts.moe_ep_size > 1):
+            output = tensor_model_parallel_all_reduce(output)
+        return output
+
+    FusedMoEWithLoRA._forward_with_lora = compute_and_sum
+
+
+def measure_feed_forward() -> None:
+    """Have adapters of a layer's shared expert, or of a dense layer, sized by its matrices.
+
+    SGLang takes sizes in config.json, which are those of another layer in qwen2_moe.
+    """
+    from sglang.srt.lora import mem_pool
+    from sglang.srt.lora.layers import BaseLayerWithLoRA, FusedMoEWithLoRA
+
+    by_config = mem_pool.get_hidden_dim
+
+    def measure(name: str, config: Any, model: Any, layer: int, *others: Any) -> tuple[int, int]:
+        for found, module in model.model.layers[layer].named_modules():
+            adapted = isinstance(module, BaseLayerWithLoRA) and not isinstance(module, FusedMoEWithLoRA)
+            if adapted and found.rpartition(".")[2] == name:
+                return module.base_layer.input_size, module.base_layer.output_size
+        sizes: tuple[int, int] = by_config(name, config, model, layer, *others)
+        return sizes
+
+    mem_pool.get_hidden_dim = measure
