@@ -59,6 +59,7 @@ from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
+from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
 from areal_like.run.start import start_client
@@ -284,7 +285,7 @@ def serve(pipe: Connection) -> None:
 
 
 class Chunks:
-    """Events about CHUNK tokens, as SGLang 0.5.17 writes them (`skip_tokenizer_init`), up to the input's place."""
+    """Events about CHUNK tokens, as our SGLang servers write them (`skip_tokenizer_init`), up to the input's place."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -309,7 +310,8 @@ class Chunks:
                 "cached_tokens": 0,
                 "e2e_latency": 1.25,
             }
-            self._made[key] = orjson.dumps({"output_ids": self._tokens[:tokens], "meta_info": info})[:-1]
+            answer = {"output_ids": self._tokens[:tokens], "meta_info": info}
+            self._made[key] = orjson.dumps(with_columns(answer))[:-1]
         return b'data: %b,"index":%d}\n\n' % (self._made[key], place)
 
 

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.labels import LABELS
 
 RUNNING = 4  # samples that a server runs at once
@@ -112,7 +113,7 @@ class SimulatedServer:
             "output_token_logprobs": [(-0.5, token(each, length), None) for each in range(place, place + amount)],
             LABELS: [self.version] * amount,
         }
-        return b"data: " + orjson.dumps({"meta_info": info, "index": index}) + b"\n\n"
+        return b"data: " + orjson.dumps(with_columns({"meta_info": info, "index": index})) + b"\n\n"
 
     async def answer(self, path: str, request: bytes | None) -> Any:
         """Answer a request that is not for tokens."""

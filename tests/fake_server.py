@@ -16,6 +16,7 @@ from areal_like.cluster.workers import WorkerGroup
 from areal_like.experimental.client_processes import Client, Clients
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.reading import Read
+from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
 
@@ -92,11 +93,11 @@ def output(
     status_code: int | None = None,
     versions: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """One response in SGLang's form; token t has log-prob -t; `versions` made the tokens, or `version` all."""
+    """One response as a server streams it; token t has log-prob -t; `versions` made the tokens, or `version` all."""
     finish: dict[str, Any] | None = {"type": reason} if reason else None
     if finish and status_code:
         finish |= {"status_code": status_code, "message": "no room"}
-    return {
+    answer = {
         "meta_info": {
             "weight_version": str(version),
             LABELS: [str(version)] * len(tokens) if versions is None else versions,
@@ -104,6 +105,7 @@ def output(
             "output_token_logprobs": [[-float(token), token, None] for token in tokens],
         }
     }
+    return dict(with_columns(answer))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from areal_like.rollout.sglang.answers import Part, part_of
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns
 
-PARTS, EVENTS = 2, 8  # parts of answers that are decoded in one turn of the event loop, and the events of each, 14 KB
+PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 6 KB
 
 type Parts = Sequence[Part]
 type Read = Callable[[Server, bytes], AsyncGenerator[Parts]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from areal_like.errors import ServerError
 from areal_like.rollout import router
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
+from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.labels import LABELS
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
@@ -58,14 +61,24 @@ def info(**changes: Any) -> dict[str, Any]:
     return {"meta_info": GOOD[0]["meta_info"] | changes}
 
 
+def rows(logprobs: list[Any]) -> dict[str, Any]:
+    """An answer as SGLang itself would write it."""
+    finish = {"type": "stop"}
+    return {"meta_info": {"output_token_logprobs": logprobs, LABELS: ["0"] * len(logprobs), "finish_reason": finish}}
+
+
 FAULTS = {
     "garbage": (["hello"], "unusable"),
     "an error page": (response(text="<html>"), "half_answer"),
     "no JSON": (streamed(b"data: <html>\n\n"), "unusable"),
     "JSON of something else": ([{"text": "hello"}], "unusable"),
     "another's answer": (streamed(event(5, output([3, STOP]))), "unusable"),
-    "null for a log-prob": ([info(output_token_logprobs=[[None, 3, None]] * 3)], "unusable"),
-    "a token that is a word": ([info(output_token_logprobs=[[-1.0, "a", None]] * 3)], "unusable"),
+    "null for a log-prob": ([with_columns(rows([[None, 3, None]] * 3))], "unusable"),
+    "an infinite log-prob": ([with_columns(rows([[-math.inf, 3, None]] * 3))], "unusable"),
+    "columns of half a token": ([info(output_columns="AAAAAA==")], "unusable"),
+    "columns that are no base64": ([info(output_columns="???")], "unusable"),
+    "columns that are a number": ([info(output_columns=3)], "unusable"),
+    "lists of tokens": ([rows([[-1.0, 3, None]] * 3)], "unusable"),
     "an unknown end": ([info(finish_reason={"type": "tired"})], "unusable"),
     "more than was asked for": ([LONG], "unusable"),
     "an empty answer": (streamed(), "half_answer"),

@@ -49,7 +49,7 @@ def breaking(answered: list[int]) -> FakeServer:
                         request.transport.abort()
                         return response
                     await response.write(event(place, part))
-                    answered.append(len(part["meta_info"]["output_token_logprobs"]))
+                    answered.append(len(made))
             return response
 
         return say

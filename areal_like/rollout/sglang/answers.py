@@ -3,19 +3,18 @@
 Decoding takes most of the time of reading answers, so only what is used is decoded, and nothing twice.
 """
 
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from areal_like.per_token import KeptIds
+from areal_like.rollout.sglang.columns import COLUMNS, read_columns
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
 from areal_like.rollout.sglang.unusable import KEPT, ROUTES, refuse_kept, refuse_routes
 from areal_like.types import FinishReason, Ints
 
-_FIRST, _SECOND = itemgetter(0), itemgetter(1)
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
 
 
@@ -55,15 +54,14 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
         kind = Unavailable if may_pass(status) else ServerError
         return kind(f"{server} aborted a request: {reason.message}", fault_of(status))
     try:
-        if info.output_token_logprobs is None:
+        if info.columns is None:
             raise ValueError("no log-probs")
-        rows, count = info.output_token_logprobs, len(info.output_token_logprobs)
+        sent = read_columns(info.columns)
+        count = sent.shape[1]
         kept = _read_kept(info, count, server)
-        logprobs = map(_FIRST, rows) if kept is None else info.output_token_sampling_logprobs or ()
-        columns = np.empty((3, count), np.int32)  # filled by iterators: half the time of tuples made for it
-        columns[0] = np.fromiter(map(_SECOND, rows), np.int32, count)
-        columns[1].view(np.float32)[:] = np.fromiter(logprobs, np.float32, count)
-        columns[2] = token_versions(bytes(info.labels), count)
+        columns = np.concatenate([sent, token_versions(info.labels, count)[None]])
+        if kept is not None:
+            columns[1].view(np.float32)[:] = info.output_token_sampling_logprobs
         return Piece(columns, FinishReason(reason.type) if reason else None, info.routed_experts, kept)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
@@ -117,15 +115,15 @@ class Finish(msgspec.Struct, gc=False):
 
 
 class Info(msgspec.Struct):
-    """Tokens since the event before: log-prob, id and text or null of each; `labels` are JSON, a version for each.
+    """News since the event before: `columns` of tokens and log-probs, and `labels`, the versions that made them.
 
     A request that was given up may have neither. Routes come with the last tokens, as base64. With a sampling mask come
     the ids that each token was sampled from, and its log-prob among these.
     """
 
-    output_token_logprobs: list[tuple[float, int, str | None]] | None = None
+    columns: bytes | None = msgspec.field(name=COLUMNS, default=None)  # base64
     finish_reason: Finish | None = None
-    labels: msgspec.Raw = msgspec.field(name=LABELS, default=msgspec.Raw(b"[]"))
+    labels: list[tuple[str | None, int]] = msgspec.field(name=LABELS, default_factory=list)
     routed_experts: bytes | None = None
     output_token_sampling_mask: list[list[int] | None] | None = None
     output_token_sampling_logprobs: list[float] | None = None

@@ -1,32 +1,38 @@
 """The weight version of each token, as a server labels them (`versions.py`)."""
 
+from collections.abc import Sequence
+
 import numpy as np
-import orjson
 
 from areal_like.types import Ints
 
 LABELS = "token_weight_versions"
+
+type Runs = Sequence[tuple[str | None, int]]
+"""Labels of successive tokens, and how many tokens have each."""
 
 
 class WrongLabels(ValueError):
     """A server did not label each of an answer's tokens with a version."""
 
 
-def token_versions(labels: bytes, tokens: int) -> Ints:
-    """Return the version of each of an answer's `tokens`, `[tokens]`; `labels` are a JSON list.
+def token_versions(runs: Runs, tokens: int) -> Ints:
+    """Return the version of each of an answer's `tokens`, `[tokens]`.
 
-    Raises WrongLabels where they are not that many whole numbers, none smaller than the one before.
+    Raises WrongLabels where the labels are not that many whole numbers, none smaller than the one before.
     """
+    counts = [count for _, count in runs]
+    if sum(counts) != tokens:
+        raise WrongLabels(f"labelled {sum(counts)} tokens of {tokens} with their weight version")
+    result, end = np.empty(tokens, np.int32), 0
     try:
-        first = labels[1:-1].partition(b",")[0]
-        if labels == b"[%b]" % b",".join([first] * tokens) and tokens:  # as long as no update came between
-            return np.full(tokens, int(first.strip(b'"')), np.int32)
-        versions = np.array([int(label) for label in orjson.loads(labels)], np.int32)
+        versions = [int(label) for label, _ in runs]  # type: ignore[arg-type]  # None is a TypeError
+        for version, count in zip(versions, counts, strict=True):
+            result[end : end + count] = version
+            end += count
     except (TypeError, ValueError, OverflowError):
-        said = labels[:80].decode(errors="replace")
+        said = ", ".join(str(label) for label, _ in runs)[:80]
         raise WrongLabels(f"labelled tokens with {said}, which are not weight versions") from None
-    if len(versions) != tokens:
-        raise WrongLabels(f"labelled {len(versions)} tokens of {tokens} with their weight version")
-    if (versions[1:] < versions[:-1]).any():
+    if versions != sorted(versions):
         raise WrongLabels("labelled tokens with an older weight version than tokens before them")
-    return versions
+    return result

@@ -32,6 +32,7 @@ from areal_like.rollout.sglang import (
     TOKEN_VARIABLE,
     adapters,
     classifier,
+    columns,
     cpu_stand_ins,
     downloads,
     giving_up,
@@ -124,6 +125,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     if token := os.environ.pop(TOKEN_VARIABLE, None):
         arguments = [*arguments, "--api-key", token]
         close_to_strangers()
+    columns.send_columns()
     giving_up.add_route(app)
     downloads.add_route(app)
     server = prepare_server_args(arguments if cuda else cpu_stand_ins.adapt_arguments(arguments))

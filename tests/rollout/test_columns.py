@@ -1,0 +1,82 @@
+"""Tokens and log-probs reach the controller bit for bit, with the version that each token was made by."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from limits import HUNG_S
+
+from areal_like.rollout.sglang.answers import Piece, part_of
+from areal_like.rollout.sglang.columns import COLUMNS, read_columns, with_columns
+from areal_like.rollout.sglang.http import take_events
+from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
+
+LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
+TOKENS = st.lists(st.tuples(LOGPROBS, st.integers(0, 2**31 - 1), st.integers(0, 3)), max_size=40)
+
+
+@given(TOKENS)
+def test_tokens_arrive_bit_for_bit(made: list[tuple[float, int, int]]) -> None:
+    versions = sorted(version for *_, version in made)
+    info = {
+        "output_token_logprobs": [[logprob, token, None] for logprob, token, _ in made],
+        "output_token_logprobs_length": len(made),
+        LABELS: [str(version) for version in versions],
+        "finish_reason": {"type": "length"},
+    }
+    sent = orjson.dumps(with_columns({"output_ids": [1], "meta_info": info, "index": 2}))
+    place, piece = part_of(sent, "server 0")
+    assert place == 2 and isinstance(piece, Piece), piece
+    tokens, logprobs, labels = piece.columns
+    assert tokens.tolist() == [token for _, token, _ in made]
+    assert logprobs.view(np.float32).tolist() == [logprob for logprob, *_ in made]
+    assert labels.tolist() == versions
+    assert b"output_token_logprobs_length" in sent and b"output_ids" not in sent
+
+
+def test_an_event_without_tokens_stays_as_it_is() -> None:
+    for event in ({"error": {"message": "no"}}, {"meta_info": {"finish_reason": {"type": "abort"}}}, {}):
+        assert with_columns(event) is event
+
+
+@pytest.mark.parametrize(("runs", "words"), [([("1", 2)], "2 tokens of 3"), ([("2", 1), ("1", 2)], "older")])
+def test_labels_that_do_not_fit_are_rejected(runs: list[tuple[str, int]], words: str) -> None:
+    with pytest.raises(WrongLabels, match=words):
+        token_versions(runs, 3)
+
+
+@pytest.mark.parametrize("label", ["new", None, str(2**40)])
+def test_labels_that_are_no_versions_are_rejected(label: str | None) -> None:
+    with pytest.raises(WrongLabels, match="not weight versions"):
+        token_versions([(label, 1)], 1)
+
+
+def test_columns_of_half_a_token_are_rejected() -> None:
+    with pytest.raises(ValueError, match="12 bytes"):
+        read_columns(bytes(12))
+
+
+def test_a_real_server_streams_what_its_whole_answers_list(sglang_server: Any) -> None:
+    asked = {"input_ids": [5, 6, 7], "return_logprob": True}
+    asked |= {"sampling_params": {"max_new_tokens": 9, "temperature": 0, "ignore_eos": True}}
+
+    def ask(stream: bool) -> bytes:
+        body = orjson.dumps(asked | {"stream": stream})
+        url, headers = f"{sglang_server.url}/generate", sglang_server.headers | {"Content-Type": "application/json"}
+        with urlopen(Request(url, body, headers), timeout=HUNG_S) as answer:
+            return bytes(answer.read())
+
+    whole = orjson.loads(ask(stream=False))["meta_info"]["output_token_logprobs"]
+    events = take_events([], ask(stream=True))
+    sent = [read_columns(b64decode(orjson.loads(event)["meta_info"][COLUMNS])) for event in events]
+    tokens, logprobs = np.concatenate(sent, axis=1)
+    assert len(whole) == 9
+    assert tokens.tolist() == [token for _, token, _ in whole]
+    assert logprobs.view(np.float32) == pytest.approx([logprob for logprob, *_ in whole], abs=1e-5)
