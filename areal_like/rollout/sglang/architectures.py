@@ -1,9 +1,15 @@
-"""The models for which the installed SGLang has code. Does not import SGLang, which takes long."""
+"""The models for which the installed SGLang has code, and the one that it serves.
+
+Does not import SGLang, which takes long.
+"""
 
 import importlib.util
+import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _NAMED = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 
@@ -17,3 +23,10 @@ def served_architectures() -> frozenset[str]:
     modules = Path(package.origin).parent.glob("srt/models/*.py")
     named = (found for file in modules for found in _NAMED.findall(file.read_text()))
     return frozenset(name for found in named for name in re.findall(r"\w+", found))
+
+
+def read_fields(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return config.json of the model in a server's arguments, empty where it is not on disk."""
+    config = Path(arguments[arguments.index("--model-path") + 1], "config.json")
+    fields: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
+    return fields

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any
 
+from areal_like.rollout.sglang import image_masks
 from areal_like.rollout.sglang.expert_adapters import correct_expert_adapters
 
 
@@ -11,6 +12,10 @@ def run_corrected(architectures: Collection[str], run: Callable[..., None], serv
     """Run a scheduler process with the corrections: a spawned one has nothing that the launcher's has changed."""
     if server.device == "cuda":
         complete_windows()
+    if "Gemma3ForConditionalGeneration" in architectures:
+        activate_towers_as_configured()
+        if server.device == "cuda":
+            image_masks.see_whole_images()
     if "Exaone4ForCausalLM" in architectures:
         read_epsilon()
     if "GlmForCausalLM" in architectures:
@@ -54,6 +59,20 @@ def _with_current_token(method: Callable[..., Any], applies: Callable[..., bool]
             self.sliding_window_size = before
 
     return call_with_current_token
+
+
+def activate_towers_as_configured() -> None:
+    """Have the vision tower of gemma3 compute the activation in its config: SGLang computes a coarser GELU for all."""
+    from sglang.srt.models import siglip
+    from transformers.activations import ACT2FN
+
+    build = siglip.SiglipMLP.__init__
+
+    def build_as_configured(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
+        build(self, config, *arguments, **named)
+        self.act = ACT2FN[config.hidden_act]
+
+    siglip.SiglipMLP.__init__ = build_as_configured
 
 
 def read_epsilon() -> None:

@@ -27,6 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from allocation.model_spec import sliding_layers
 from areal_like.data.processor import SEES_WHOLE_IMAGES
+from areal_like.rollout.sglang.image_masks import image_spans
 
 MOST_ELEMENTS = 2**19  # that one call for several sequences gathers: 2 MiB of float32 stay in a core's cache
 
@@ -122,11 +123,6 @@ def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_siz
         queries, keys = (max(column) for column in zip(*(lengths[i] for i in group), strict=True))
         elements = queries * (query_size + keys) + keys * token_size
         yield from batched(group, max(1, MOST_ELEMENTS // elements))
-
-
-def image_spans(inputs: Sequence[Any]) -> list[list[tuple[int, int]]]:
-    """Return the first and last tokens of the images of each request."""
-    return [[span for item in own.mm_items for span in item.offsets] if own else [] for own in inputs]
 
 
 def number_images(spans: Sequence[Sequence[tuple[int, int]]], slots: Tensor) -> Tensor | None:

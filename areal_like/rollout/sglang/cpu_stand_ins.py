@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from allocation.model_spec import from_config
 from areal_like.data.processor import SEES_WHOLE_IMAGES
+from areal_like.rollout.sglang.architectures import read_fields
 
 ATTENTION = "torch_native"
 STATES = 4  # of delta nets, per sequence: one is computed with, and the others serve prefixes
@@ -34,9 +33,7 @@ _WITH_DELTA_NETS = frozenset(
 
 def adapt_arguments(arguments: list[str]) -> list[str]:
     """Return a server's arguments with the CPU's attention as SGLang takes it for the model, and with few states."""
-    given = dict(pairwise(arguments))
-    config = Path(given["--model-path"], "config.json")
-    fields = json.loads(config.read_text()) if config.is_file() else {}
+    given, fields = dict(pairwise(arguments)), read_fields(arguments)
     architectures = fields.get("architectures") or ()
     if not _WITH_DELTA_NETS.isdisjoint(architectures) and "--max-mamba-cache-size" not in given:
         sequences = int(given["--max-total-tokens"]) // int(given.get("--context-length", TOKENS))
@@ -78,8 +75,6 @@ def replace_kernels(config: Any) -> None:
         _attend_to_latent_keys()
     if "GemmaForCausalLM" in architectures:
         _activate_as_configured(config.hidden_act)
-    if "Gemma3ForConditionalGeneration" in architectures:
-        _activate_towers_as_configured()
     if "GptOssForCausalLM" in architectures:
         _keep_sinks()
     if not architectures.isdisjoint(_UNDER_ANOTHER_NAME):
@@ -134,20 +129,6 @@ def _activate_as_configured(name: str) -> None:
 
     activation = gemma.GeluAndMul
     gemma.GeluAndMul = lambda _: activation("none" if name == "gelu" else "tanh")
-
-
-def _activate_towers_as_configured() -> None:
-    """Have the vision tower of gemma3 compute the activation in its config: SGLang computes a coarser GELU for all."""
-    from sglang.srt.models import siglip
-    from transformers.activations import ACT2FN
-
-    build = siglip.SiglipMLP.__init__
-
-    def build_as_configured(self: Any, config: Any, *arguments: Any, **named: Any) -> None:
-        build(self, config, *arguments, **named)
-        self.act = ACT2FN[config.hidden_act]
-
-    siglip.SiglipMLP.__init__ = build_as_configured
 
 
 def _keep_sinks() -> None:

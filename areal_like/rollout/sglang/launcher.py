@@ -36,6 +36,7 @@ from areal_like.rollout.sglang import (
     cpu_stand_ins,
     downloads,
     giving_up,
+    image_masks,
     images,
     scoring,
 )
@@ -128,7 +129,8 @@ def serve(arguments: list[str], cuda: bool) -> None:
     columns.send_columns()
     giving_up.add_route(app)
     downloads.add_route(app)
-    server = prepare_server_args(arguments if cuda else cpu_stand_ins.adapt_arguments(arguments))
+    adapt = image_masks.adapt_arguments if cuda else cpu_stand_ins.adapt_arguments
+    server = prepare_server_args(adapt(arguments))
     architectures = server.get_model_config().hf_config.architectures
     images.keep_sent_tokens(server.get_model_config().hf_config.model_type)
     leave_out_other_models(architectures)
