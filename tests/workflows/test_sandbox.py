@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from sandboxes import why_not
 from areal_like.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.sandbox.handle import Result, Sandbox
-from areal_like.workflows.sandbox.pool import Pool
+from areal_like.workflows.sandbox.pool import MOST_AT_ONCE, Pool
 from areal_like.workflows.sandbox.protocol import SandboxError
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "bubblewrap")
@@ -231,6 +232,44 @@ def test_the_pool_hides_the_start_and_each_sandbox_is_used_once():
         await pool.close()
 
     asyncio.run(main())
+
+
+class HeldBackend:
+    """Starts boxes when it may, and counts how many starts began and were cancelled, and how many boxes were closed."""
+
+    def __init__(self) -> None:
+        self.may, self.counts = asyncio.Event(), Counter[str]()
+
+    async def start(self) -> HeldBackend:
+        self.counts["begun"] += 1
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.counts["cancelled"] += 1
+            raise
+        return self
+
+    async def close(self) -> None:
+        self.counts["closed"] += 1
+
+
+def test_a_pool_that_closes_cancels_no_start():
+    """Bubblewrap that is killed while it starts leaves a process, which keeps the pipes open that the end waits for."""
+
+    async def main() -> Counter[str]:
+        backend = HeldBackend()
+        pool = Pool(backend, warm=9)  # type: ignore[arg-type]
+        taking = asyncio.create_task(pool.take())
+        while backend.counts["begun"] < MOST_AT_ONCE:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(pool.close())
+        await asyncio.sleep(0)
+        backend.may.set()
+        await closing
+        await (await taking).box.close()
+        return backend.counts
+
+    assert asyncio.run(main()) == {"begun": MOST_AT_ONCE, "closed": MOST_AT_ONCE}
 
 
 KILLED = f"""

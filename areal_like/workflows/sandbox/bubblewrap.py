@@ -111,7 +111,10 @@ class BubblewrapBox:
         """Kill the sandbox; return the output of bubblewrap."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)  # process 1 dies with it, and the others with process 1
-        _, said = await self._process.communicate()
+        said = b""
+        with suppress(TimeoutError):  # a process may hold the pipes if bubblewrap was killed while it started
+            async with asyncio.timeout(CLOSE_S):
+                _, said = await self._process.communicate()
         return said.decode(errors="replace").strip()
 
     async def receive(self) -> tuple[dict[str, Any], bytes]:

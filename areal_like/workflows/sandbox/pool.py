@@ -27,6 +27,7 @@ class Pool:
         self._backend, self._warm = backend, warm
         self._ready: deque[asyncio.Task[Started]] = deque()
         self._starts = asyncio.Semaphore(MOST_AT_ONCE)
+        self._closed = False
 
     async def take(self) -> Started:
         """Return a fresh sandbox, which the caller closes; it is replaced in the background. Raises SandboxError."""
@@ -44,10 +45,12 @@ class Pool:
         return replace(started, wait_s=time.monotonic() - began)
 
     async def close(self) -> None:
-        """Stop the sandboxes that no episode has taken."""
+        """Stop the sandboxes that no episode has taken; wait for those that are starting.
+
+        Bubblewrap leaves a process, which keeps its pipes open, if it is killed while it starts.
+        """
+        self._closed = True
         starting, self._ready = list(self._ready), deque()
-        for task in starting:
-            task.cancel()
         for started in await asyncio.gather(*starting, return_exceptions=True):
             if isinstance(started, Started):
                 await started.box.close()
@@ -58,6 +61,8 @@ class Pool:
 
     async def _start(self) -> Started:
         async with self._starts:
+            if self._closed:
+                raise SandboxError("the run is over")
             began = time.monotonic()
             try:
                 box = await self._backend.start()
