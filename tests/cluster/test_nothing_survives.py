@@ -28,11 +28,15 @@ ENDS = [
     ("wait", "controller", signal.SIGINT),
     ("wait", "controller", signal.SIGTERM),
 ]
+# With a child of the controller's from before the run, or without one
+ROWS = [(*end, older) for end, older in zip(ENDS, ("older", "alone", "older", "alone", "older"), strict=True)]
+MORE_ROWS = [(*end, "alone" if older == "older" else "older") for *end, older in ROWS]
 OF_RAY = [*ENDS, *(("wait", victim, signal.SIGKILL) for victim in ("raylet", "gcs_server"))]
 
 
-@pytest.mark.parametrize(("how", "ended", "number"), ENDS)
-@pytest.mark.parametrize("older", ["older", "alone"])
+@pytest.mark.parametrize(
+    ("how", "ended", "number", "older"), [*ROWS, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_ROWS)]
+)
 def test_nothing_survives(tmp_path: Path, how: str, ended: str, number: int, older: str) -> None:
     check("plain", tmp_path, how, ended, number, older)
 

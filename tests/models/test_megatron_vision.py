@@ -20,6 +20,7 @@ from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 TOLERANCE = 1e-4
+LONG = pytest.mark.long
 
 
 def megatron(path: Path, d: int = 1, t: int = 1, p: int = 1, c: int = 1, e: int = 1, **settings) -> Setting:
@@ -78,27 +79,29 @@ def same(seen, expected, batch, left_out: str = "nothing"):
 
 
 TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 2}}
+LAYOUTS = [
+    ("qwen2_5_vl", {"t": 2}, {}),
+    ("qwen3_vl", {"c": 2}, {"share_prompts": True}),
+    ("qwen3_vl_moe", {"p": 2}, {"megatron": TWO_STAGES}),
+    ("qwen3_5_moe", {"d": 2}, {"e": 2}),
+]
+MORE_LAYOUTS = [
+    ("qwen3_vl", {"t": 2}, {"share_prompts": True}),
+    ("qwen2_5_vl", {"p": 2}, {"megatron": TWO_STAGES}),
+    ("qwen3_vl", {"p": 2}, {"megatron": TWO_STAGES}),
+    ("qwen2_5_vl", {"d": 2}, {"share_prompts": True}),
+    ("qwen3_vl", {"d": 2, "t": 2}, {}),
+    ("qwen2_5_vl", {"c": 2}, {}),
+    ("qwen3_vl", {"c": 2, "t": 2}, {}),
+    ("qwen3_vl_moe", {"d": 2}, {"e": 2}),
+    ("qwen3_vl_moe", {"t": 2}, {"share_prompts": True}),
+    ("qwen3_5", {"t": 2}, {}),
+    ("qwen3_5_moe", {"p": 2}, {"megatron": TWO_STAGES}),
+]
 
 
 @pytest.mark.parametrize(
-    ("family", "layout", "settings"),
-    [
-        ("qwen2_5_vl", {"t": 2}, {}),
-        ("qwen3_vl", {"t": 2}, {"share_prompts": True}),
-        ("qwen2_5_vl", {"p": 2}, {"megatron": TWO_STAGES}),
-        ("qwen3_vl", {"p": 2}, {"megatron": TWO_STAGES}),
-        ("qwen2_5_vl", {"d": 2}, {"share_prompts": True}),
-        ("qwen3_vl", {"d": 2, "t": 2}, {}),
-        ("qwen2_5_vl", {"c": 2}, {}),
-        ("qwen3_vl", {"c": 2}, {"share_prompts": True}),
-        ("qwen3_vl", {"c": 2, "t": 2}, {}),
-        ("qwen3_vl_moe", {"d": 2}, {"e": 2}),
-        ("qwen3_vl_moe", {"t": 2}, {"share_prompts": True}),
-        ("qwen3_vl_moe", {"p": 2}, {"megatron": TWO_STAGES}),
-        ("qwen3_5", {"t": 2}, {}),
-        ("qwen3_5_moe", {"d": 2}, {"e": 2}),
-        ("qwen3_5_moe", {"p": 2}, {"megatron": TWO_STAGES}),
-    ],
+    ("family", "layout", "settings"), [*LAYOUTS, *(pytest.param(*row, marks=LONG) for row in MORE_LAYOUTS)]
 )
 def test_every_layout_computes_what_one_rank_does(ranks, tiny_vlm, one, family, layout, settings):
     """Ranks may have images in part, none of them, or nothing at all."""
@@ -106,7 +109,9 @@ def test_every_layout_computes_what_one_rank_does(ranks, tiny_vlm, one, family, 
     same(ranks.run(step, np.prod(list(layout.values())), setting, batch), one(family), batch)
 
 
-@pytest.mark.parametrize(("family", "layers", "sizes"), [("qwen2_5_vl", 4, {}), ("qwen3_vl", 8, {"tp": 2})])
+@pytest.mark.parametrize(
+    ("family", "layers", "sizes"), [("qwen2_5_vl", 4, {}), pytest.param("qwen3_vl", 8, {"tp": 2}, marks=LONG)]
+)
 def test_a_virtual_pipeline_computes_what_one_rank_does(ranks, tmp_path, family, layers, sizes):
     write_vlm(family, tmp_path, num_hidden_layers=layers)
     setting, batch = megatron(tmp_path), vlm_batch(tmp_path)
@@ -122,7 +127,7 @@ def test_recomputed_layers_see_the_same_images(ranks, tiny_vlm, one):
     same(ranks.run(step, 1, megatron(tiny_vlm(family), megatron=full), batch), one(family), batch)
 
 
-@pytest.mark.parametrize("layout", [{}, {"p": 2, "megatron": TWO_STAGES}])
+@pytest.mark.parametrize("layout", [pytest.param({}, marks=LONG), {"p": 2, "megatron": TWO_STAGES}])
 def test_a_frozen_tower_stays_as_it_is(ranks, tiny_vlm, one, layout):
     family = "qwen3_vl"
     batch = vlm_batch(tiny_vlm(family))
@@ -131,7 +136,8 @@ def test_a_frozen_tower_stays_as_it_is(ranks, tiny_vlm, one, layout):
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("qwen2_5_vl", {"t": 2}), ("qwen3_vl", {"p": 2, "megatron": TWO_STAGES})]
+    ("family", "layout"),
+    [pytest.param("qwen2_5_vl", {"t": 2}, marks=LONG), ("qwen3_vl", {"p": 2, "megatron": TWO_STAGES})],
 )
 def test_adapters_are_those_of_fsdp(ranks, tiny_vlm, family, layout):
     batch, lora = vlm_batch(tiny_vlm(family)), LoRA(4, 8, ("all-linear",))
@@ -141,7 +147,10 @@ def test_adapters_are_those_of_fsdp(ranks, tiny_vlm, family, layout):
     same(ranks.run(step, 2, megatron(tiny_vlm(family), lora=lora, **layout), batch), expected, batch)
 
 
-@pytest.mark.parametrize(("first", "then"), [({"t": 2}, {"p": 2, "megatron": TWO_STAGES}), ({"d": 2}, {"c": 2})])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [({"t": 2}, {"p": 2, "megatron": TWO_STAGES}), pytest.param({"d": 2}, {"c": 2}, marks=LONG)],
+)
 def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny_vlm, tmp_path, first, then):
     path = tiny_vlm("qwen3_vl")
     expected, *_ = ranks.run(save_and_go_on, 2, megatron(path, **first), vlm_batch(path), tmp_path)
@@ -161,7 +170,9 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize(
+    "family", [*(pytest.param(it, marks=LONG) for it in ("qwen2_5_vl", "qwen3_vl")), "qwen3_vl_moe"]
+)
 def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny_vlm, tmp_path, family):
     path, batch = tiny_vlm(family), vlm_batch(tiny_vlm(family))
     model = load_alone(path)

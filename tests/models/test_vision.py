@@ -77,7 +77,7 @@ def same(seen, expected, batch):
     ("family", "d", "c", "settings"),
     [
         ("qwen2_5_vl", 1, 2, {"share_prompts": True}),
-        ("qwen3_vl", 2, 2, {}),
+        pytest.param("qwen3_vl", 2, 2, {}, marks=pytest.mark.long),
         ("qwen3_vl_moe", 1, 2, {"share_prompts": True}),
         ("qwen3_5", 2, 1, {}),
         ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),

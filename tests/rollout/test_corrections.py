@@ -1,12 +1,18 @@
 """Corrections of SGLang's models: windows of Triton attention when it decodes."""
 
-import subprocess
+import ast
+import importlib.util
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 
-from areal_like.rollout.sglang.corrections import _decodes, _with_current_token
+from areal_like.rollout.sglang.corrections import _decodes, _with_current_token, complete_windows
+
+TRITON = "sglang.srt.layers.attention.triton_backend"
 
 
 class Backend:
@@ -43,27 +49,33 @@ def test_without_a_window_nothing_changes(size):
     assert _with_current_token(Backend.seen)(backend, 1) is size
 
 
-def test_a_buffer_of_a_decoding_step_holds_the_whole_window():
-    """SGLang's own method, with its class corrected: 8 tokens of 20, of a window whose model says 7 before."""
-    code = """
-from unittest import mock
-from areal_like.rollout.sglang.launcher import prepare_imports
-prepare_imports(False)
-import torch
-from sglang.srt.layers.attention import triton_backend
-from areal_like.rollout.sglang.corrections import complete_windows
+@pytest.fixture
+def triton(tmp_path, monkeypatch) -> ModuleType:
+    """SGLang's own backend and what it fills buffers with, without the imports of its file, which take seconds."""
+    (folder,) = importlib.util.find_spec("sglang").submodule_search_locations
+    file = ast.parse(Path(folder, *TRITON.split(".")[1:]).with_suffix(".py").read_text())
+    wanted = {"TritonAttnBackend", "update_sliding_window_buffer"}
+    file.body = [node for node in file.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in wanted]
+    assert {node.name for node in file.body} == wanted
+    head = "from __future__ import annotations\nfrom unittest import mock\nimport torch\nAttentionBackend = object\n"
+    head += "create_flashinfer_kv_indices_triton = mock.MagicMock()\n"
+    (own := tmp_path / "triton_backend.py").write_text(head + ast.unparse(file))
+    spec = importlib.util.spec_from_file_location(TRITON, own)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, TRITON, module)
+    return module
 
-def lengths():
-    backend = mock.Mock(sliding_window_size=7, dcp_size=1, window_kv_indptr=torch.zeros(3, dtype=torch.int64))
-    method = triton_backend.TritonAttnBackend._update_decode_kv_buffers
-    with mock.patch.object(triton_backend, "create_flashinfer_kv_indices_triton"):
-        triton_backend.create_flashinfer_kv_indices_triton.__getitem__ = lambda *_: lambda *_: None
+
+def test_a_buffer_of_a_decoding_step_holds_the_whole_window(triton):
+    """8 tokens of 20, of a window whose model says 7 before the current one."""
+
+    def lengths() -> list[int]:
+        backend = mock.Mock(sliding_window_size=7, dcp_size=1, window_kv_indptr=torch.zeros(3, dtype=torch.int64))
         backend.token_to_kv_pool = object()
+        method = triton.TritonAttnBackend._update_decode_kv_buffers
         return method(backend, 2, torch.tensor([20, 3]), torch.tensor([0, 1]))[2].tolist()
 
-before = lengths()
-complete_windows()
-print(before, lengths())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["[7, 3] [8, 3]"], done.stderr[-2000:]
+    assert lengths() == [7, 3]
+    complete_windows()
+    assert lengths() == [8, 3]

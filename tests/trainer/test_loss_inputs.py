@@ -84,13 +84,32 @@ def sequence_steps(
 SHARED = ParallelSizes(cp=2, edp=2)
 
 
-@pytest.mark.parametrize("loss", SEQUENCE_LOSSES)
-def test_what_is_joined_by_sequence_has_the_same_gradient_wherever_its_tokens_lie(ranks, models, loss):
+FSDP = {"backend": "fsdp"}
+PLACES = {
+    "context": (SHARED, {}),
+    "context-fsdp": (SHARED, FSDP),
+    "data": (ParallelSizes(dp=2, edp=2), {}),
+    "tensors-fsdp": (ParallelSizes(tp=2), FSDP),
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "place"),
+    [
+        *(("gspo", place) for place in PLACES),
+        *((loss, "context") for loss in ("gmpo", "veto", "dpo")),
+        *(
+            pytest.param(loss, place, marks=pytest.mark.long)
+            for loss in ("gmpo", "veto", "dpo")
+            for place in ("context-fsdp", "data", "tensors-fsdp")
+        ),
+    ],
+)
+def test_what_is_joined_by_sequence_has_the_same_gradient_wherever_its_tokens_lie(ranks, models, loss, place):
     """Over context-parallel ranks, data-parallel ones and micro-batches."""
-    (alone,) = ranks.run(sequence_steps, 1, Setting(models["tied"], max_tokens_per_mb=512), loss)
+    (alone,) = ranks.once(sequence_steps, 1, Setting(models["tied"], max_tokens_per_mb=512), loss)
     assert alone[0]["grad_norm"] > 0
-    fsdp = {"backend": "fsdp"}
-    for sizes, how in ((SHARED, {}), (ParallelSizes(dp=2, edp=2), {}), (SHARED, fsdp), (ParallelSizes(tp=2), fsdp)):
-        for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes, **how), loss):
-            for step, expected in zip(steps, alone, strict=True):
-                assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    sizes, how = PLACES[place]
+    for steps in ranks.run(sequence_steps, 2, Setting(models["tied"], sizes, **how), loss):
+        for step, expected in zip(steps, alone, strict=True):
+            assert step == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -46,11 +46,18 @@ def expected_log_probs(folder) -> np.ndarray:
     [
         ("tied", ParallelSizes(), {}),
         ("tied", ParallelSizes(tp=2, etp=2), {"share_prompts": True}),
-        ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
+        ("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}),
         ("tied", ParallelSizes(cp=2, edp=2), {}),
         ("moe", ParallelSizes(dp=2, ep=2), {"max_tokens_per_mb": 100, "share_prompts": True}),
         ("tied", ParallelSizes(), {"backend": "fsdp"}),
-        ("tied", ParallelSizes(dp=2, cp=2, edp=4), {"backend": "fsdp", "share_prompts": True}),
+        ("tied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "share_prompts": True}),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
+                ("tied", ParallelSizes(dp=2, cp=2, edp=4), {"backend": "fsdp", "share_prompts": True}),
+            )
+        ),
     ],
     ids=str,
 )

@@ -23,11 +23,12 @@ BF16 = {"dtype": "bfloat16"}
     [
         ("tied", DP2, BF16, {}),
         ("moe", ParallelSizes(dp=2, ep=2), BF16, {}),
-        ("untied", TP2_PP2, {}, {}),
+        ("untied", ParallelSizes(pp=2), {}, {}),
         ("tied", DP2, BF16, {"megatron": {"use_distributed_optimizer": False}}),
         ("tied", DP2, {}, {"backend": "fsdp"}),
+        pytest.param("untied", TP2_PP2, {}, {}, marks=pytest.mark.long),
     ],
-    ids=["bfloat16", "experts", "pipeline", "not-distributed", "fsdp"],
+    ids=["bfloat16", "experts", "pipeline", "not-distributed", "fsdp", "tensors-pipeline"],
 )
 def test_an_engine_that_was_offloaded_trains_as_if_it_had_not_been(
     ranks, models, tmp_path, model, sizes, machine, settings

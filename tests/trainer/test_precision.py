@@ -38,7 +38,12 @@ def ranks_of(how: dict) -> int:
     return sizes.dp * sizes.tp * sizes.pp
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(it, marks=[LONG] if it in ("not distributed", "fsdp tensors") else []) for it in LAYOUTS]
+)
 def test_float16_trains_as_float32_does(ranks, models, layout):
     """Gradients are scaled for the backward pass alone: their norm and the weights are those of float32, rounded."""
     how = LAYOUTS[layout]
@@ -90,7 +95,9 @@ def resumed_step(
         return made.train(make_batch(2), LossSpec(sft)), exported(made)
 
 
-@pytest.mark.parametrize("layout", ["one", "data", "not distributed", "fsdp", "fsdp tensors"])
+@pytest.mark.parametrize(
+    "layout", ["one", "not distributed", "fsdp", *(pytest.param(it, marks=LONG) for it in ("data", "fsdp tensors"))]
+)
 def test_an_overflow_skips_the_step_and_lowers_the_scale_which_checkpoints_keep(ranks, models, tmp_path, layout):
     """More skips than `max_skipped_steps` do not end the run while a smaller scale may help."""
     how = LAYOUTS[layout]

@@ -28,17 +28,22 @@ def shown(value: object) -> str:
     return str(value).removeprefix("ParallelSizes")
 
 
+STORED = [ParallelSizes(tp=2, ep=2), ParallelSizes(cp=2, ep=2)]
+RECOMPUTED = [ParallelSizes(tp=2, ep=2)]
+MORE_STORED = [ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, cp=2, ep=4)]
+MORE_RECOMPUTED = [ParallelSizes(cp=2, ep=2), *MORE_STORED]
+
+
 @pytest.mark.parametrize(
-    "sizes",
+    ("sizes", "recompute"),
     [
-        ParallelSizes(tp=2, ep=2),
-        ParallelSizes(cp=2, ep=2),
-        ParallelSizes(tp=2, pp=2, ep=2),
-        ParallelSizes(tp=2, cp=2, ep=4),
+        *((sizes, {}) for sizes in STORED),
+        *((sizes, LAYERS) for sizes in RECOMPUTED),
+        *(pytest.param(sizes, {}, marks=pytest.mark.long) for sizes in MORE_STORED),
+        *(pytest.param(sizes, LAYERS, marks=pytest.mark.long) for sizes in MORE_RECOMPUTED),
     ],
     ids=shown,
 )
-@pytest.mark.parametrize("recompute", [{}, LAYERS], ids=["stored", "recomputed"])
 def test_auxiliary_losses_ignore_padding(ranks, models, sizes, recompute):
     options = {"megatron": {"override_transformer_config": BALANCED, **recompute}, "max_tokens_per_mb": ONE_MICRO_BATCH}
     (expected,) = ranks.once(three_steps, 1, Setting(models["moe"], **options))

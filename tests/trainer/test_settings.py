@@ -51,13 +51,18 @@ def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
 @pytest.mark.parametrize(
     ("model", "sizes", "megatron"),
     [
-        ("tied", DP2, {"overlap_grad_reduce": True}),
         ("tied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
-        ("untied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
         ("moe", EXPERTS, {"moe_layer_recompute": True}),
-        ("moe", EXPERTS, {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "moe"]}),
         ("moe", EXPERTS, {"moe_grouped_gemm": False}),
         ("moe", EXPERTS, {"optimizer_offload": True, "param_offload": True, "grad_offload": True}),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("tied", DP2, {"overlap_grad_reduce": True}),
+                ("untied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+                ("moe", EXPERTS, {"recompute_granularity": "selective", "recompute_modules": ["core_attn", "moe"]}),
+            )
+        ),
     ],
     ids=_named,
 )

@@ -111,7 +111,12 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("how", ROWS.values(), ids=ROWS)
+SHORT = ("d2", "offload", "megatron-d2", "megatron-t2")
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(row, id=name, marks=[] if name in SHORT else pytest.mark.long) for name, row in ROWS.items()]
+)
 def test_an_adapter_beside_another_trains_as_it_does_alone(ranks, models, tmp_path, how):
     alone = replace(SETTING, model=models["tied"], **how)
     both, size = replace(alone, adapters=NAMES), world(alone.sizes)

@@ -35,7 +35,8 @@ def by_place(outcomes: list[Outcome]) -> np.ndarray:
     [
         ("tied", ParallelSizes(), {}),
         ("untied", ParallelSizes(dp=2, edp=2), {"bridge": "megatron-bridge"}),
-        ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"megatron": RECOMPUTED}),
+        ("untied", ParallelSizes(tp=2, etp=2), {"megatron": RECOMPUTED}),
+        pytest.param("untied", ParallelSizes(tp=2, pp=2, etp=2), {"megatron": RECOMPUTED}, marks=pytest.mark.long),
         ("tied", ParallelSizes(pp=2, vpp=2), {"megatron": CORE}),
         ("moe", ParallelSizes(dp=2, ep=2), {"max_tokens_per_mb": 100}),
         ("tied", ParallelSizes(), {"role": "critic"}),

@@ -36,10 +36,17 @@ def expected_divergence(folder) -> float:
     ("model", "sizes", "more"),
     [
         ("tied", ParallelSizes(tp=2, etp=2), {"share_prompts": True}),
-        ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
+        ("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}),
         ("tied", ParallelSizes(cp=2, edp=2), {}),
-        ("tied", ParallelSizes(dp=2, cp=2, edp=4), {"backend": "fsdp", "share_prompts": True}),
+        ("tied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "share_prompts": True}),
         ("tied", ParallelSizes(tp=2), {"backend": "fsdp"}),
+        *(
+            pytest.param(*row, marks=pytest.mark.long)
+            for row in (
+                ("untied", ParallelSizes(tp=2, pp=2, etp=2), {"bridge": "megatron-bridge"}),
+                ("tied", ParallelSizes(dp=2, cp=2, edp=4), {"backend": "fsdp", "share_prompts": True}),
+            )
+        ),
     ],
     ids=str,
 )

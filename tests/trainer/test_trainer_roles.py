@@ -28,10 +28,11 @@ pytestmark = pytest.mark.covers("PPO with critic")
 
 DP2 = ParallelSizes(dp=2, edp=2)
 LAYOUTS = [
-    ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
-    ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
-    ("moe", ParallelSizes(tp=2, cp=2, ep=4), "mbridge"),
+    ("tied", ParallelSizes(pp=2), "mbridge"),
+    ("untied", ParallelSizes(tp=2, etp=2), "megatron-bridge"),
+    ("moe", ParallelSizes(cp=2, ep=2), "mbridge"),
 ]
+UNTIED = ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge")
 
 
 def gathered(parts: list[tuple[np.ndarray, np.ndarray] | None]) -> np.ndarray:
@@ -54,7 +55,8 @@ def one_critic(ranks, models, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes", "bridge"), [*LAYOUTS, *(pytest.param(*row, marks=pytest.mark.long) for row in MORE_LAYOUTS)]
+    ("model", "sizes", "bridge"),
+    [*LAYOUTS, *(pytest.param(*row, marks=pytest.mark.long) for row in (*MORE_LAYOUTS, UNTIED))],
 )
 def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes, bridge):
     expected, _ = one_critic(model)
@@ -113,7 +115,8 @@ def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path
 @pytest.mark.parametrize(
     ("model", "sizes", "bridge"),
     [
-        ("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge"),
+        ("tied", ParallelSizes(pp=2), "mbridge"),
+        pytest.param("tied", ParallelSizes(tp=2, pp=2, etp=2), "mbridge", marks=pytest.mark.long),
         pytest.param("untied", ParallelSizes(cp=2, dp=2, edp=4), "megatron-bridge", marks=pytest.mark.long),
         pytest.param("moe", ParallelSizes(pp=2, dp=2, ep=2), "mbridge", marks=pytest.mark.long),
     ],
@@ -153,7 +156,9 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
             {"sizes": ParallelSizes(cp=2, edp=2), "backend": "fsdp", "offload": True, "max_tokens_per_mb": 32},
             {"backend": "fsdp"},
         ),
-        ({"sizes": ParallelSizes(dp=2, tp=2), "backend": "fsdp"}, {"backend": "fsdp"}),
+        pytest.param(
+            {"sizes": ParallelSizes(dp=2, tp=2), "backend": "fsdp"}, {"backend": "fsdp"}, marks=pytest.mark.long
+        ),
     ],
     ids=["megatron", "fsdp", "fsdp-d2t2"],
 )

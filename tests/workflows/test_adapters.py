@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from scripted import Model, tokenizer
 
 from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
+from areal_like.runtime.processes import UserProcesses
+from areal_like.runtime.remote import Limits
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
+from areal_like.workflows.playing import ENTRY
 
 ADAPTER = Path(__file__).parents[2] / "examples/adapters/command.py"
 AGENT = """
@@ -34,19 +38,31 @@ async def no_score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
     raise AssertionError("nobody asked")
 
 
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory) -> Iterator[tuple[UserProcesses, Path]]:
+    """A process that runs the adapter, and the file of the agent that the adapter starts."""
+    file = tmp_path_factory.mktemp("agent") / "agent.py"
+    shared = UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_COMMAND", f"{sys.executable} {file}")
+        asyncio.run(shared.__aenter__())
+        yield shared, file
+        asyncio.run(shared.__aexit__())
+
+
 @pytest.fixture
-def play(write, tmp_path, monkeypatch):
+def play(write, agents):
     """What an episode with an agent of this source gives, and how it ended."""
+    processes, file = agents
 
     def play(source: str, *overrides: str) -> tuple[list[Trajectory], dict[str, float]]:
-        (tmp_path / "agent.py").write_text(source)
-        monkeypatch.setenv("AGENT_COMMAND", f"{sys.executable} {tmp_path}/agent.py")
+        file.write_text(source)
         settings = [f"workflow={ADAPTER}:run", "episode.endpoint=true", "episode.max_tokens=500", *overrides]
         config, own = load(write(), settings).config, tokenizer("plain")
         model = Model(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
 
         async def main() -> tuple[list[Trajectory], dict[str, float]]:
-            async with Workflows(config, model, no_score, own, print) as workflows:  # type: ignore[arg-type]
+            async with Workflows(config, model, no_score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
                 workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1)
                 return await workflow(Prompt(0, [], row={"question": "x"}), 0), workflows.counts()
 

@@ -248,17 +248,17 @@ GROUP = (
 )
 
 
-def test_a_group_calls_tools(write, tmp_path, server):
+def test_a_group_calls_tools(write, tmp_path, server, processes):
     file = tmp_path / "workflow.py"
     file.write_text(GROUP)
     settings = {name: each.model_dump(exclude_defaults=True) for name, each in server().items()}
-    overrides = [f"workflow={file}:run", "episode.workers=1", "episode.loops=1"]
+    overrides = [f"workflow={file}:run"]
     config = load(write(), [*overrides, f"episode.mcp_servers={settings}"]).config
     own, said = tokenizer("plain"), list[str]()
     assert [found.message for found in check_workflow(config)] == []
 
     async def play(config: Any) -> list[Any]:
-        async with Workflows(config, Pool(), score, own, said.append, 1000) as workflows:  # type: ignore[arg-type]
+        async with Workflows(config, Pool(), score, own, said.append, 1000, processes) as workflows:  # type: ignore[arg-type]
             workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 2)
             return list(await workflow(Prompt(0, [7], row={"question": "x"}), 0))
 
