@@ -1,7 +1,8 @@
 """Parameter counts of a model and of each rank, from the shapes of transformers' modeling files.
 
 Counts are those of `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
-without layers for multi-token prediction, which neither transformers nor the trainer builds.
+without layers for multi-token prediction, which transformers does not build. The trainer builds such a layer where it
+trains it (`prediction_layer`).
 """
 
 from __future__ import annotations
@@ -111,6 +112,17 @@ def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
     return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
 
 
+def prediction_kind(model: ModelSpec) -> Kind:
+    """Return the kind of the layer for multi-token prediction, which is that of the last decoder layer."""
+    return kind(model, model.layers - 1)
+
+
+def prediction_layer(model: ModelSpec) -> Parameters:
+    """Return the parameters of the layer for multi-token prediction: a decoder layer, a projection and three norms."""
+    h = model.hidden_size
+    return layer(model, prediction_kind(model)) + Parameters(split=2 * h * h, copied=3 * h)
+
+
 def _feed_forward(model: ModelSpec, of: Kind) -> Parameters:
     """Return the dense part, or router, experts and shared experts."""
     h = model.hidden_size
@@ -169,12 +181,20 @@ class Held:
         return self.dense + self.expert + self.tower
 
 
-def count_held(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool) -> Held:
+def count_held(
+    model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], *, first: bool, last: bool, predicts: bool = False
+) -> Held:
     """Return the parameters on a trainer rank whose pipeline stage has `layers` and, if `first`, the embedding and the
-    vision tower, if `last`, the head."""
+    vision tower, if `last`, the head.
+
+    If it `predicts`, the last stage has the layer for multi-token prediction and an embedding too.
+    """
     parts = layers_together(model, layers)
     table = vocabulary(model, sizes.tp) // sizes.tp
     tables = first + (last and not (model.tied_embeddings and first))
+    if last and predicts:
+        parts += prediction_layer(model)
+        tables += not (first or model.tied_embeddings)
     dense = parts.dense_on(sizes.tp, model.kv_heads) + tables * table + last * model.hidden_size
     tower = model.tower.parameters if first and model.tower else 0
     return Held(dense, -(-parts.experts // (sizes.ep * sizes.etp)), tower)

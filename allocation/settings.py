@@ -81,7 +81,7 @@ class MemorySettings:
     parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
     `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `merged_experts` are the parameters
     of a layer's experts that an FSDP actor computes with merged adapters. `tower_trained`: the vision tower is trained
-    with the language model.
+    with the language model. `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any.
     """
 
     gpu_bytes: int | None = None
@@ -95,6 +95,7 @@ class MemorySettings:
     gradient_checkpointing: bool = False
     offload_params: bool = False
     tower_trained: bool = True
+    mtp_trained: bool = False
 
     @property
     def item(self) -> int:
@@ -120,6 +121,11 @@ class Workload:
         if batch.micro_batch is not None and batch.max_length is not None:
             return batch.micro_batch * batch.max_length
         return batch.max_tokens_per_mb or max(DEFAULT_TOKENS, batch.max_length or 0)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether a Megatron trainer has a layer for multi-token prediction."""
+        return self.memory.mtp_trained and self.model.mtp_layers > 0
 
     @property
     def image_tokens(self) -> int:

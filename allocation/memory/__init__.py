@@ -37,6 +37,6 @@ def footprint_of(role: str, backend: str, sizes: ParallelSizes, work: Workload) 
     """Return the memory of an engine that is not yet placed."""
     if BACKENDS[backend].kind == SERVER:
         return server(role, sizes, work)
-    if role != "actor":  # no other role has adapters
-        work = replace(work, memory=replace(work.memory, trained=1.0))
+    if role != "actor":  # no other role has adapters, or trains a layer for multi-token prediction
+        work = replace(work, memory=replace(work.memory, trained=1.0, mtp_trained=False))
     return fsdp.trainer(role, sizes, work) if backend == "fsdp" else megatron.trainer(role, sizes, work)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Kind, kind, kinds
+from allocation.parameters import Kind, kind, kinds, prediction_kind
 from allocation.plan import ParallelSizes
 from allocation.settings import Workload
 
@@ -37,6 +37,19 @@ def activations(
         unit = max(sum(chunk[i : i + step]) for chunk in each for i in range(0, len(chunk), step))
         kept = [entry * -(-len(chunk) // step) for chunk in each]
     return most_kept(kept, sizes, work, stage), unit
+
+
+def prediction_activations(sizes: ParallelSizes, work: Workload, tokens: int) -> tuple[int, int]:
+    """Return bytes that the layer for multi-token prediction keeps for the backward pass, and while it is recomputed.
+
+    Beside those of a decoder layer, these are the embeddings of the next tokens, the projection's input of twice the
+    width, and the last norm's input.
+    """
+    model, settings = work.model, work.megatron
+    entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
+    whole = layer_activations(model, sizes, prediction_kind(model), work) * tokens + 4 * entry
+    full = settings.recompute_granularity == "full" and settings.recompute_method == "uniform"
+    return (entry, whole) if full and settings.recompute_num_layers == 1 else (whole, 0)
 
 
 def most_kept(chunks: Sequence[int], sizes: ParallelSizes, work: Workload, stage: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from allocation.memory.activations import activations, layer_workspace, most_kept, route_bytes
+from allocation.memory.activations import activations, layer_workspace, most_kept, prediction_activations, route_bytes
 from allocation.memory.items import (
     AT_REST,
     COMMUNICATOR,
@@ -64,26 +64,31 @@ def phases_of_stage(
     """
     layers = [number for chunk in chunks for number in chunk]
     model, first, last = work.model, stage == 0, stage == sizes.pp - 1
-    mine = count_held(model, sizes, layers, first=first, last=last)
+    predicts = last and work.predicts
+    mine = count_held(model, sizes, layers, first=first, last=last, predicts=predicts)
     static = _static(mine, sizes, work)
     beside = [Item(CUDA, CONTEXT + WORKSPACE), Item(NCCL, COMMUNICATOR * communicators(sizes))]
     tokens = work.tokens // sizes.cp
     kept, unit = activations(sizes, work, chunks, stage, tokens)
-    words = vocabulary(model, sizes.tp) // model.hidden_size // sizes.tp
-    logits = last * min(tokens * words, _LOGITS_AT_ONCE) * work.memory.item
+    heads, logits = 1 + predicts, partial(_logits, sizes, work, tokens)
+    if predicts:
+        more, again = prediction_activations(sizes, work, tokens)
+        kept, unit = kept + more, max(unit, again)
     inside = max((layer_workspace(model, sizes, of, work) * tokens for of in kinds(model, layers)), default=0)
     table = last * vocabulary(model, sizes.tp) // sizes.tp * work.memory.item
-    ends = last * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
+    ends = (
+        last * heads * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
+    )
     in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside)]
     tied, alone = model.tied_embeddings and first, sizes.dp * sizes.cp == 1
-    deeper = _deeper(logits, table, ends, in_layer, tied=tied, alone=alone)
+    deeper = _deeper(last * logits(heads), table, ends, in_layer, tied=tied, alone=alone)
     exported = largest_gathered(model, sizes, work)
     there = partial(staying, static, work.megatron)
     images = _of_images(sizes, work, len(chunks)) if first else 0
     routes = [Item("expert routes", route_bytes(model, sizes, layers, tokens))] if replays and model.experts else []
     named = {
         "load": _loading(mine, static, sizes, work) if trains else _reading(static[0], sizes, work),
-        "log-probs": [*there("weights"), *routes, _read(logits, inside)],
+        "log-probs": [*there("weights"), *routes, _read(last * logits(), inside)],
         "forward and backward": [*there("weights", "gradients"), Item("activations", kept),
                                  Item("activations of images", images), *routes, *deeper],
         "optimizer step": static,
@@ -92,6 +97,12 @@ def phases_of_stage(
         AT_REST: there(),
     }  # fmt: skip
     return with_reserve(named, beside)
+
+
+def _logits(sizes: ParallelSizes, work: Workload, tokens: int, heads: int = 1) -> int:
+    """Return bytes of the logits that exist at once: of all tokens for each head, or else one slice of them."""
+    each = tokens * (vocabulary(work.model, sizes.tp) // work.model.hidden_size // sizes.tp)
+    return (heads * each if each <= _LOGITS_AT_ONCE else _LOGITS_AT_ONCE) * work.memory.item
 
 
 def _of_images(sizes: ParallelSizes, work: Workload, virtual: int) -> int:

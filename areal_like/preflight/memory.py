@@ -36,6 +36,7 @@ def of_trainer(memory: MemorySettings, engine: EngineConfig) -> MemorySettings:
         gradient_checkpointing=engine.fsdp.gradient_checkpointing,
         offload_params=engine.fsdp.offload_params,
         tower_trained=not engine.freeze_vision_tower,
+        mtp_trained=engine.megatron.train_mtp_layers,
     )
 
 

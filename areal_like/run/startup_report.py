@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import count_held, stages, total_parameters
+from allocation.parameters import count_held, prediction_layer, stages, total_parameters
 from allocation.plan import EnginePlan
 from allocation.settings import MegatronSettings
 from areal_like.config.schema import RunConfig
@@ -20,9 +20,9 @@ def startup_report(job: Job) -> Iterator[str]:
     """Yield the lines, roles on trainer ranks first."""
     for role in job.config.roles:
         spec, plan = engine_spec(job, role, Path(), None), job.plan.engine(role)
-        yield f"{role}: {plan.backend}, {_dimensions(plan)} on {_count(plan.world_size, 'rank')}" + _parameters(
-            job.models.get(role), plan, job.config.roles[role].megatron.override_transformer_config
-        )
+        overrides = spec.config.megatron.override_transformer_config
+        parameters = _parameters(job.models.get(role), plan, overrides, predicts=spec.trains_mtp)
+        yield f"{role}: {plan.backend}, {_dimensions(plan)} on {_count(plan.world_size, 'rank')}{parameters}"
         yield f"  {_micro_batches(job.config, spec)}"
         if spec.resting:
             yield f"  offloaded to host memory between uses: {', '.join(spec.resting)}"
@@ -55,18 +55,20 @@ def _dimensions(plan: EnginePlan) -> str:
     return text + (f", experts EP {sizes.ep}, ETP {sizes.etp}" if plan.backend == "megatron" else "")
 
 
-def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, object]) -> str:
-    """Return the largest parameter count of a rank, and that of the model."""
+def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, object], *, predicts: bool) -> str:
+    """Return the largest parameter count of a rank, and that of the model, with the layer for multi-token prediction
+    if it `predicts`."""
     if model is None:  # on the hub, not downloaded yet
         return ""
     total, sizes = total_parameters(model), plan.sizes
+    total += prediction_layer(model).total if predicts else 0
     if plan.backend == "fsdp":
         return f"; {_large(-(-total // plan.world_size))} of {_large(total)} parameters each"
     split = {name: overrides[name] for name in _SPLITS if name in overrides}
     layers = stages(model, sizes, MegatronSettings(**split))  # type: ignore[arg-type]  # preflight has checked them
     ends = (0, sizes.pp - 1)
     most = max(
-        count_held(model, sizes, own, first=stage == ends[0], last=stage == ends[1]).total
+        count_held(model, sizes, own, first=stage == ends[0], last=stage == ends[1], predicts=predicts).total
         for stage, own in enumerate(layers)
     )
     return f"; {_large(most)} of {_large(total)} parameters {'at most ' if sizes.pp > 1 else ''}on each"

@@ -16,13 +16,17 @@ from conversions import command
 from safetensors.torch import load_file, save_file
 from tiny_mtp import PREFIX, expected_of_mtp, with_layer, write_mtp
 from tiny_servers import distance, score, served, update
-from trainer_jobs import Setting, engine, exported, initial_weights, make_batch, resume, save_after_two_steps
+from trainer_jobs import Machine, Setting, engine, exported, initial_weights, make_batch, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
 
-from allocation import ParallelSizes
+from allocation import MemorySettings, ParallelSizes
+from allocation.memory.megatron import phases_of_stage
+from allocation.model_spec import load_model
+from allocation.parameters import Held, count_held, stage_chunks, stages
+from allocation.settings import Workload
 from areal_like.algorithms.losses import sft
 from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import Rendezvous
+from areal_like.trainer.engine import PARTS, Rendezvous
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 from areal_like.types import LossSpec
 
@@ -130,6 +134,47 @@ def test_a_layout_trains_it_as_one_rank_does(ranks, tiny, layout):
     for key, change in wanted.items():
         np.testing.assert_array_equal(here[key], before[key], err_msg=key)
         np.testing.assert_allclose(updates[key], change, atol=1e-5, err_msg=key)
+
+
+def held(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> tuple[Held, dict[str, int]]:
+    """Parameters of a rank by their grid, and bytes of weights, gradients and optimizer after a step."""
+    with engine(rendezvous, listener, setting) as made:
+        own = [named for model in made._models for named in model.named_parameters()]
+        expert = sum(p.numel() for name, p in own if ".experts." in name)
+        made.train(make_batch(lengths=LENGTHS), LossSpec(sft))
+        parts = {part: list(made._memory._tensors[part]()) for part in PARTS}
+        sizes = {
+            part: sum(s.nbytes() for s in set(made._memory._on_device(iter(there)))) for part, there in parts.items()
+        }
+        return Held(sum(p.numel() for _, p in own) - expert, expert), sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        *((name, ParallelSizes(tp=2, ep=2)) for name in NAMES),
+        ("deepseek_v3-yarn", ParallelSizes(pp=2)),
+        pytest.param("glm4_moe", ParallelSizes(tp=2, pp=2, etp=2), marks=LONG),
+        pytest.param("kimi_k2", ParallelSizes(pp=2, dp=2, ep=2), marks=LONG),
+    ],
+)
+def test_a_rank_has_what_the_memory_model_counts(ranks, tiny, name, sizes):
+    setting = setting_of(tiny(name), sizes, machine=Machine("cpu", "bfloat16"))
+    model = load_model(str(tiny(name)))
+    work = Workload(model, memory=MemorySettings(mtp_trained=True))
+    layers = stages(model, sizes, work.megatron)
+    world = sizes.tp * sizes.pp * sizes.dp
+    for rank, (found, bytes_of) in enumerate(ranks.run(held, world, setting)):
+        stage = rank * sizes.pp // world
+        ends = {"first": stage == 0, "last": stage == sizes.pp - 1}
+        assert found == count_held(model, sizes, layers[stage], **ends, predicts=True)
+        phases = phases_of_stage(sizes, work, stage_chunks(model, sizes, work.megatron)[stage], stage, True)
+        step = {
+            item.name.split()[0]: item.bytes for item in next(p for p in phases if p.name == "optimizer step").items
+        }
+        assert bytes_of["params"] == pytest.approx(step["weights"], rel=0.03)
+        assert bytes_of["grads"] == pytest.approx(step["gradients"], rel=0.03)
+        assert bytes_of["optimizer"] == pytest.approx(step["main"] + step["Adam's"], rel=0.03)
 
 
 def test_it_is_saved_and_goes_on_in_another_layout(ranks, tiny, tmp_path):

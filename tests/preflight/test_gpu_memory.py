@@ -77,3 +77,10 @@ def test_a_role_without_a_layout_is_counted_on_the_actors_gpus(monkeypatch, role
     assert f"actor and {role} together need" in found.message
     assert len(found.spans) == 1
     assert found.message == findings(*run, *(text.replace("ROLE", role) for text in written))["ALLOC-MEMORY"].message
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_layer_for_prediction_is_counted_where_the_actor_trains_it(monkeypatch, trained):
+    monkeypatch.setattr(memory, "gpu_bytes", lambda: 80 << 30)
+    config = load(EXAMPLE, ["device=cuda", f"actor.megatron.train_mtp_layers={str(trained).lower()}"]).config
+    assert memory.memory_settings(config, None).mtp_trained == trained

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from running import CONFIG
 
+import allocation
 from areal_like.config.load import load
 from areal_like.preflight import preflight
-from areal_like.run.startup_report import startup_report
+from areal_like.run.startup_report import _parameters, startup_report
 
 
 def lines(*overrides: str, device: str = "cpu") -> list[str]:
@@ -72,3 +73,9 @@ def test_servers_beyond_the_layout_are_told_where_the_run_may_have_them() -> Non
     grown = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update={"max_servers": 3})})
     *_, told = startup_report(replace(job, config=grown))
     assert told == "rollout: sglang, 1 server of TP 1; up to 3 when the cluster has room (rollout.max_servers)"
+
+
+def test_a_trained_layer_for_prediction_is_among_the_parameters() -> None:
+    model, plan = allocation.load_model("deepseek-v3"), allocation.compile("megatron:d1").engines[0]
+    assert _parameters(model, plan, {}, predicts=False) == "; 671 B of 671 B parameters on each"
+    assert _parameters(model, plan, {}, predicts=True) == "; 683 B of 683 B parameters on each"
