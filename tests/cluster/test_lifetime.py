@@ -132,7 +132,7 @@ def test_a_rank_that_dies_while_the_other_hangs(tmp_path: Path) -> None:
     [
         pytest.param((signal.SIGINT, signal.SIGINT), -signal.SIGINT, marks=pytest.mark.long, id="ctrl-c twice"),
         pytest.param((signal.SIGTERM,), 128 + signal.SIGTERM, marks=pytest.mark.long, id="SIGTERM"),
-        pytest.param((signal.SIGKILL,), -signal.SIGKILL, id="SIGKILL"),
+        pytest.param((signal.SIGKILL,), -signal.SIGKILL, marks=pytest.mark.long, id="SIGKILL"),
     ],
 )
 def test_a_run_that_is_stopped(tmp_path: Path, signals: tuple[signal.Signals, ...], code: int) -> None:

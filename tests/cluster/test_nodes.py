@@ -100,11 +100,12 @@ def test_ports_of_gloo_outside_of_the_range_are_a_warning(monkeypatch: pytest.Mo
         judge({"unreachable_ports": ["[fd00::1]:20001"]}, monkeypatch, "20000-21000")
 
 
-def test_nodes_of_a_cluster_are_asked_and_a_path_that_they_lack_is_named(tmp_path: Path) -> None:
-    plan = allocation.compile("megatron:d2", cluster=Cluster(2, 1))
+@pytest.mark.parametrize("n_nodes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_nodes_of_a_cluster_are_asked_and_a_path_that_they_lack_is_named(tmp_path: Path, n_nodes: int) -> None:
+    plan = allocation.compile("megatron:d2", cluster=Cluster(n_nodes, 2 // n_nodes))
     ask = {"plan": plan.to_json(), "uses_gpus": False, "timeout_s": 600}
     asks = [ask | {"files": {"actor.path": str(tmp_path)}}, ask | {"files": {"actor.path": "/nowhere"}}]
-    with existing_cluster(2, 0, n_cpus=1) as cluster:
+    with existing_cluster(n_nodes, 0, n_cpus=2 // n_nodes) as cluster:
         answer = subprocess.run(
             [sys.executable, str(HERE / "probe.py"), cluster.address, str(tmp_path)],
             env={**os.environ, "PYTHONPATH": str(ROOT), **cluster.env},

@@ -13,7 +13,10 @@ from limits import HUNG_S
 HEADS = "actor.init_model.num_attention_heads"
 
 
-@pytest.mark.parametrize("others", [[], [f"{HEADS}=9999999999998", "actor.init_model.num_experts=9999999999998"]])
+MORE = [f"{HEADS}=9999999999998", "actor.init_model.num_experts=9999999999998"]
+
+
+@pytest.mark.parametrize("others", [[], pytest.param(MORE, marks=pytest.mark.long)])
 def test_a_huge_number_is_checked_at_once(write: Callable[[], Path], others: list[str]):
     program = Path(__file__).with_name("huge_numbers.py")
     command = [sys.executable, str(program), str(write()), *others]

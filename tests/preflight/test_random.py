@@ -15,7 +15,7 @@ from areal_like.config.secrets import mask
 from areal_like.preflight import preflight
 
 COUNT = int(os.environ.get("AREAL_LIKE_RANDOM_CONFIGURATIONS", "150"))
-BATCHES = 10
+BATCHES, SHORT = 10, 3  # `make test` tries the first three batches
 KEYS = [key for key in all_keys() if section_of(annotation_of(key)) is None]
 WORDS = [
     *("", "null", "x", "é" * 200, "n" * 400, "a/b", "..", "~", "/", "/dev/null", "/nowhere/x", "${seed}", "${nothing}"),
@@ -46,7 +46,9 @@ def override(rng):
     return f"{key}={rng.choice(WORDS + NUMBERS)}"
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize(
+    "batch", [pytest.param(batch, marks=[] if batch < SHORT else pytest.mark.long) for batch in range(BATCHES)]
+)
 @pytest.mark.timeout(300 + COUNT)
 def test_a_random_configuration_ends_in_findings_or_passes(write, tmp_path, batch):
     file, resolved = write(), tmp_path / "resolved.yaml"

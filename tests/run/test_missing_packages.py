@@ -11,6 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples/math"
 SCRIPT, CONFIG = EXAMPLES / "gsm8k_rl.py", EXAMPLES / "gsm8k_grpo_cpu.yaml"
 FEW = "train_dataset.arithmetic.size=256"
+LONG = pytest.mark.long
 
 # Runs the command line in an interpreter that finds everything but some packages.
 WITHOUT = """
@@ -40,9 +41,9 @@ def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.Comple
     ("package", "key", "name"),
     [
         ("ray", "scheduler.type", "ray"),
-        ("megatron.core", "actor.backend", "megatron-core"),
+        pytest.param("megatron.core", "actor.backend", "megatron-core", marks=LONG),
         ("torch", "actor.backend", "torch"),
-        ("sglang", "rollout.backend", "sglang"),
+        pytest.param("sglang", "rollout.backend", "sglang", marks=LONG),
     ],
 )
 def test_a_missing_package_is_named(tmp_path: Path, package: str, key: str, name: str) -> None:
@@ -83,7 +84,12 @@ def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package
 
 
 @pytest.mark.parametrize(
-    ("package", "path"), [("pyarrow", "rows.parquet"), ("datasets", "owner/name"), ("huggingface_hub", "owner/name")]
+    ("package", "path"),
+    [
+        ("pyarrow", "rows.parquet"),
+        ("datasets", "owner/name"),
+        pytest.param("huggingface_hub", "owner/name", marks=LONG),
+    ],
 )
 def test_a_missing_package_that_reads_the_data_is_named(tmp_path: Path, package: str, path: str) -> None:
     (tmp_path / "rows.parquet").write_bytes(b"")

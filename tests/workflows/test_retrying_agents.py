@@ -93,7 +93,10 @@ async def no_score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
     raise AssertionError("nobody asked")
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+LONG = ("client of Anthropic",)  # its library takes seconds to import
+
+
+@pytest.mark.parametrize("agent", [pytest.param(it, marks=[pytest.mark.long] if it in LONG else []) for it in AGENTS])
 def test_an_agent_that_asks_again_has_one_trajectory(agent, write, tmp_path, processes):
     (file := tmp_path / "agent.py").write_text(AGENTS[agent])
     config = load(write(), [f"workflow={file}:run", "episode.endpoint=true", "episode.max_turns=1000"]).config
