@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+SIDE = 56  # pixels of a gemma3's images in each direction, which take 4 tokens
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 QWEN_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA_TOKENS = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
@@ -178,13 +179,13 @@ def write_tokenizer(family: str, directory: Path) -> dict[str, int]:
     return {token: backend.token_to_id(token) for token in (*special, PAD, BOS, EOS)}
 
 
-def write_processor(family: str, directory: Path) -> None:
-    """Write the files of transformers' processor."""
+def write_processor(family: str, directory: Path, side: int = SIDE) -> None:
+    """Write the files of transformers' processor; a gemma3's images have `side` pixels in each direction."""
     if family == "gemma3":
-        image = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 56, "width": 56}}
+        image = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": side, "width": side}}
         (directory / "preprocessor_config.json").write_text(json.dumps(image | {"processor_class": "Gemma3Processor"}))
         (directory / "processor_config.json").write_text(
-            json.dumps({"processor_class": "Gemma3Processor", "image_seq_length": 4})
+            json.dumps({"processor_class": "Gemma3Processor", "image_seq_length": _tokens(side)})
         )
         return
     third = family in THIRD
@@ -225,19 +226,28 @@ def _vary(network: Any) -> None:
                 tensor.add_(torch.randn_like(tensor), alpha=0.15)
 
 
-def write_vlm(family: str, directory: Path, seed: int = 0, **text: Any) -> Any:
-    """Write a model of a family with everything that it needs; return transformers' own."""
+def _tokens(side: int) -> int:
+    """Return how many tokens a gemma3's image takes: one for 2 x 2 patches of 14 x 14 pixels."""
+    return (side // 28) ** 2
+
+
+def write_vlm(family: str, directory: Path, seed: int = 0, side: int = SIDE, **text: Any) -> Any:
+    """Write a model of a family with everything that it needs; return transformers' own.
+
+    A gemma3 has images of `side` pixels in each direction.
+    """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
     ids = write_tokenizer(family, directory)
-    write_processor(family, directory)
+    write_processor(family, directory, side)
     fields = json.loads(json.dumps(FAMILIES[family]))
     size = max(ids.values()) + 1
     ends = {"bos_token_id": ids["<bos>"], "eos_token_id": ids[IM_END], "pad_token_id": ids["<pad>"]}
     fields["text_config"] |= {"vocab_size": size, **ends, **text}
     tied = fields["text_config"]["tie_word_embeddings"]
     if family == "gemma3":
+        fields["mm_tokens_per_image"], fields["vision_config"]["image_size"] = _tokens(side), side
         names = dict(zip(GEMMA_TOKENS, ("boi_token_index", "eoi_token_index", "image_token_index"), strict=True))
     else:
         names = {token: token.strip("<|>") + "_token_id" for token in QWEN_TOKENS[:2]}
