@@ -238,10 +238,13 @@ SHARE = 0.5
 TIMES, TIMES_OF_ONE = 1.5, 3  # transformers' own distance from float32, and that of one request with few numbers
 CACHED = {"one image more": 500, "from within an image": 350, "the same": 500, "another second image": 280}
 # Servers: with CUDA graphs of decoding steps, with the kernel of deterministic inference, and with pages, at whose ends
-# the prefixes in the cache end
-LENGTHS = ("sglang.context_length=2048", "sglang.extra_args.max_total_tokens=16384")
+# the prefixes in the cache end. Not every build of SGLang has the vision tower's usual attention, FlashAttention-3.
+SHARED = (
+    *("sglang.context_length=2048", "sglang.extra_args.max_total_tokens=16384"),
+    "sglang.extra_args.mm_attention_backend=triton_attn",
+)
 SERVERS: dict[str, tuple[str, ...]] = {
-    "graphs": (*LENGTHS, "sglang.extra_args.disable_cuda_graph=false"),
-    "deterministic": (*LENGTHS, "sglang.deterministic=true"),
-    "pages": (*LENGTHS, "sglang.extra_args.page_size=16"),
+    "graphs": (*SHARED, "sglang.extra_args.disable_cuda_graph=false"),
+    "deterministic": (*SHARED, "sglang.deterministic=true"),
+    "pages": (*SHARED, "sglang.extra_args.page_size=16"),
 }

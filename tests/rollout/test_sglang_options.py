@@ -162,6 +162,7 @@ def test_what_the_server_takes_passes():
         "log_requests_level": 2,
         "page_size": 16,
         "max_total_tokens": "1k",
+        "mm_attention_backend": "triton_attn",
     }
     assert problems(options) == []
 
@@ -170,7 +171,8 @@ def test_no_chunks_are_a_size_of_minus_one():
     assert problems({"chunked_prefill_size": -1}) == []
 
 
+@pytest.mark.parametrize(("name", "value"), [("max-total-tokens", 64), ("mm_attention_backend", "sdpa")])
 @pytest.mark.parametrize(("device", "refused"), [("cpu", True), ("cuda", False)])
-def test_the_run_sizes_the_cache_on_cpu(device, refused):
-    wanted = ["max-total-tokens is set by the run itself on CPU"] if refused else []
-    assert [problem.message for problem in problems({"max-total-tokens": 64}, device)] == wanted
+def test_the_run_sets_the_cache_and_the_attention_of_images_on_cpu(device, refused, name, value):
+    wanted = [f"{name} is set by the run itself on CPU"] if refused else []
+    assert [problem.message for problem in problems({name: value}, device)] == wanted

@@ -39,7 +39,7 @@ ALLOWED = frozenset(
         *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
         *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
         *("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill"),
-        *("triton_attention_num_kv_splits", "triton_attention_split_tile_size"),
+        *("triton_attention_num_kv_splits", "triton_attention_split_tile_size", "mm_attention_backend"),
         *("disable_custom_all_reduce", "enable_mscclpp", "enable_torch_symm_mem", "enable_nccl_nvls"),
         *("enable_symm_mem", "pre_warm_nccl", "enable_p2p_check", "dist_timeout"),
         *("enforce_disable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
@@ -74,7 +74,7 @@ _OWNED = frozenset(  # the run's own
         *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
     }
 )
-_OWNED_ON_CPU = frozenset({"max_total_tokens"})
+_OWNED_ON_CPU = frozenset({"max_total_tokens", "mm_attention_backend"})
 _POSITIVE = frozenset(  # the server divides by these, or stops
     {"page_size", "max_total_tokens", "decode_log_interval"}
 )
@@ -259,6 +259,7 @@ _UNGUIDED: dict[str, object] = {"grammar-backend": "none", "sampling-backend": "
 _ON_CPU: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
+    "mm-attention-backend": "sdpa",
     "disable-cuda-graph": True,
     "disable-overlap-schedule": True,  # it hides the scheduler's work behind a GPU; here both take the same core
     "sleep-on-idle": True,  # else the scheduler takes a whole core from the trainer while it waits
