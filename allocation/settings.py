@@ -80,7 +80,8 @@ class MemorySettings:
     With `offload`, engines that share GPUs are time-shared and wait in host memory. `trained` is the share of the
     parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
     `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `merged_experts` are the parameters
-    of a layer's experts that an FSDP actor computes with merged adapters. `tower_trained`: the vision tower is trained
+    of a layer's experts that an FSDP actor computes with merged adapters, `served_adapters` those of all adapters that
+    a rollout server has memory for. `tower_trained`: the vision tower is trained
     with the language model. `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any.
     """
 
@@ -92,6 +93,7 @@ class MemorySettings:
     offload: bool = False
     trained: float = 1.0
     merged_experts: int = 0
+    served_adapters: int = 0
     gradient_checkpointing: bool = False
     offload_params: bool = False
     tower_trained: bool = True

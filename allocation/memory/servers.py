@@ -17,20 +17,22 @@ def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """Return the footprint of an SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
     model, memory = work.model, work.memory
     weights = server_weights(model, sizes) * memory.item
+    adapters = memory.served_adapters * memory.item if role == "rollout" else 0  # at most; TP splits a part of them
     per_token = kv_token_bytes(model, sizes, memory.item)
     context = Item(CUDA, CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
     room = None
     cache = 0
     if memory.gpu_bytes is not None:
-        cache = max(0, int(memory.gpu_bytes * memory.mem_fraction_static) - weights - context.bytes)
+        cache = max(0, int(memory.gpu_bytes * memory.mem_fraction_static) - weights - adapters - context.bytes)
         room = cache // per_token if per_token else 0
     elif work.batch is not None and work.batch.max_length is not None:
         cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
     graphs, kv = Item(CAPTURED, GRAPHS), Item("KV cache", cache)
+    held = [Item("weights", weights), Item("adapters", adapters)]
     named = {
-        "load": [Item("weights", weights)],
-        "rollout": [Item("weights", weights), kv, graphs],
-        "weight update": [Item("weights", weights), kv, graphs, Item("bucket", bucket(model, work))],
+        "load": held,
+        "rollout": [*held, kv, graphs],
+        "weight update": [*held, kv, graphs, Item("bucket", bucket(model, work))],
     }
     phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
     return Footprint(role, tuple(phases), 0, per_token, room)

@@ -29,6 +29,14 @@ def trained_parameters(config: RunConfig, model: ModelSpec) -> int:
     return max(1, len(config.adapters)) * one
 
 
+def served_parameters(config: RunConfig, model: ModelSpec) -> int:
+    """Return the parameters of adapters that a server has memory for: of all adapters and of one more."""
+    if not (config.actor.use_lora and config.weight_update.adapters):
+        return 0
+    adapters = max(1, len(config.adapters))
+    return trained_parameters(config, model) // adapters * (adapters + 1)
+
+
 def merged_experts(config: RunConfig, model: ModelSpec) -> int:
     """Return the parameters of a layer's experts that are merged with adapters: 0 without adapters of experts."""
     return merged_parameters(model, lambda name: _adapts(config.actor, name)) if config.actor.use_lora else 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
 from areal_like.config.schema import EngineConfig, RunConfig
-from areal_like.preflight.lora import merged_experts, trained_share
+from areal_like.preflight.lora import merged_experts, served_parameters, trained_share
 from areal_like.preflight.machine import device_of
 
 
@@ -24,6 +24,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         offload=config.rollout.alternates,
         trained=1.0 if model is None else trained_share(config, model),
         merged_experts=0 if model is None else merged_experts(config, model),
+        served_adapters=0 if model is None else served_parameters(config, model),
     )
     return of_trainer(memory, config.actor)
 

@@ -19,7 +19,7 @@ from areal_like.types import Device
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """Check options that SGLang would refuse or ignore, and adapters."""
     yield from check_lora(config, spec, plan)
-    yield from check_served_adapters(config, device, spec)
+    yield from check_served_adapters(config, device, spec, plan)
     yield from _download(config.weight_update)
     yield from _server(config.sglang, device)
     yield from _prefill(config)

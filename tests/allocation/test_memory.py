@@ -414,6 +414,17 @@ def test_a_server_needs_room_for_its_cache():
     assert all(allocation.check(text, model="qwen3-14b", memory=small).ok for f in found for text in f.nearest)
 
 
+def test_adapters_on_a_server_take_memory_from_its_cache():
+    server, model, gpu = allocation.compile("sglang:d1").engines[0], MODELS["qwen3-30b-a3b"], find_gpu("h200").memory
+    served = 10**9
+    without, found = (
+        footprint(server, Workload(model, memory=MemorySettings(gpu, served_adapters=number))) for number in (0, served)
+    )
+    items = {item.name: item.bytes for item in found.phase("rollout").items}
+    assert items["adapters"] == 2 * served
+    assert without.kv_tokens - found.kv_tokens == pytest.approx(2 * served / found.kv_token_bytes, abs=1)
+
+
 def test_the_command_draws_and_counts(tmp_path):
     picture = tmp_path / "memory.svg"
     words = ["memory", "sglang:d1t2+megatron:d2t2", "-m", "qwen3-8b", "--recompute", "full", "--svg", str(picture)]

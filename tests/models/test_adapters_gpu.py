@@ -14,16 +14,16 @@ import pytest
 import torch
 from adapter_files import write_adapter
 from adapter_jobs import INVERTIBLE, log_probs_and_gradients, merge, peak_of_a_step, two_steps
-from test_servers_gpu import AT_ONCE, compare, write_model
+from test_servers_gpu import AT_ONCE, BOUNDS, compare, write_model
 from tiny_models import Variant, hugging_face_log_probs, write_tiny
 from tiny_servers import Post, distance, score, served
 from trainer_jobs import GPU, Setting, make_batch
 from transformers import AutoModelForCausalLM
 
-from allocation.adapters import WITH_EXPERTS, merged_parameters
+from allocation.adapters import merged_parameters
 from allocation.model_spec import load_model
 from areal_like.config.schema import ALL_LINEAR
-from areal_like.preflight.served_adapters import SERVED
+from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
 from areal_like.rollout.sglang.adapters import ONLY
 from areal_like.rollout.sglang.server import ADAPTERS, OPEN_EXPORTED
 from areal_like.trainer.engine import LoRA
@@ -38,28 +38,30 @@ SETTINGS = (
     "weight_update={adapters: true, mode: disk}",
 )
 WITH_GRAPHS = ("sglang.extra_args.disable_cuda_graph=false", "sglang.extra_args.cuda_graph_max_bs_decode=4")
-EXPERTS = tuple(name for name in WITH_EXPERTS if name not in ("qwen3_next", "qwen3_5_moe_text"))
-WAVES = list(batched((*SERVED, *EXPERTS), AT_ONCE))
+WAVES = list(batched((*SERVED, *SERVED_EXPERTS), AT_ONCE))
+# In a small model the few tokens that rounding sends to other experts decide the mean, and the others the median
+WITH_FLIPS = {np.nanmedian: 2, np.nanmean: 4}
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)
 
 
-def check_server(family: str, model: Path, post: Post, adapters: Sequence[tuple[Path, Path]]) -> Iterator[str | None]:
+def check_server(family: str, model: Path, post: Post, adapters: Sequence[tuple[Path, Path]]) -> Iterator[str]:
     """Yield what is wrong with a server's log-probs before the first adapter, with it, and after an update of it."""
-    yield compare(family, model, post)
+    bounds = WITH_FLIPS if family in SERVED_EXPERTS else BOUNDS
+    yield compare(family, model, post, bounds)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     for version, (adapter, merged) in enumerate(adapters):
         handles = {"zmq_handles": {ADAPTERS: json.dumps({ONLY: str(adapter)})}, "flush_cache": False}
         answer = post(OPEN_EXPORTED, handles | {"weight_version": str(version)})
         if not answer["success"]:
             yield f"{family}: {answer['message']}"
-        yield compare(family, merged, post)
-        if (apart := np.mean(distance(base, score(post)))) < 0.1:
+        yield compare(family, merged, post, bounds)
+        if (apart := np.mean(distance(base, score(post)))) < 1:
             yield f"{family}: {adapter.name} changes log-probs by only {apart:.3g} nats"
 
 
 def check_servers(folder: Path, families: Sequence[str], *overrides: str) -> list[str]:
     """Return what is wrong with servers of these families, which run side by side."""
-    wrong, made = list[str | None](), {}
+    wrong, made = list[str](), {}
     for family in families:
         write_model(family, folder / family)
         adapters = folder / f"{family}-adapters"
@@ -123,7 +125,8 @@ def test_adapters_of_experts_train_as_merged_weights_in_float32(ranks, tmp_path,
 def test_merged_experts_take_the_memory_that_is_counted(ranks, tmp_path):
     """Of all layers at once; with gradient checkpointing of one layer. Adapters of attention alone need none."""
     sizes = {"num_experts": 64, "hidden_size": 512, "moe_intermediate_size": 512, "num_hidden_layers": 6}
-    write_tiny(Variant("qwen3_moe", {**sizes, "head_dim": 64}), tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
+    others = {"head_dim": 64, "initializer_range": 0.02}  # with larger weights, rounding would move log-probs by 1 nat
+    write_tiny(Variant("qwen3_moe", sizes | others), tmp_path).to(torch.bfloat16).save_pretrained(tmp_path)
     layer = 2 * merged_parameters(load_model(str(tmp_path)), lambda name: True)
     adapters = 4 * RANK * 64 * (512 + 512) * 3 * sizes["num_hidden_layers"]  # gradients in float32
     attention = trained(tmp_path, ("q_proj", "v_proj"))

@@ -43,6 +43,7 @@ SETTINGS: dict[Device, list[str]] = {
 }
 
 type Post = Callable[[str, dict[str, Any]], Any]
+type Measure = Callable[[np.ndarray], Any]
 
 
 @contextmanager
@@ -105,12 +106,12 @@ def _read(prompt: list[int], answer: dict[str, Any]) -> tuple[Batch, np.ndarray]
     return Batch(np.array([len(tokens)], np.int32), tokens), np.array(found, np.float32)
 
 
-def distance(network: Any, scored: list[tuple[Batch, np.ndarray]]) -> list[float]:
-    """Mean differences of log-probs from those of `network`."""
+def distance(network: Any, scored: list[tuple[Batch, np.ndarray]], measure: Measure = np.nanmean) -> list[float]:
+    """Return the mean difference, or another measure, of each sequence's log-probs from those of `network`."""
     found = []
     for batch, log_probs in scored:
         expected = hugging_face_log_probs(network, batch)[-len(log_probs) :]
-        found.append(float(np.nanmean(np.abs(expected - log_probs))))  # NaN at the first token
+        found.append(float(measure(np.abs(expected - log_probs))))  # NaN at the first token
     return found
 
 

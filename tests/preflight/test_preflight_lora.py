@@ -6,10 +6,11 @@ from safetensors.torch import load_file
 from test_preflight import check, errors
 from test_preflight_fsdp import save_tiny
 
-from allocation.model_spec import from_config
+from allocation.model_spec import from_config, load_model
+from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig
 from areal_like.demo.init_model import model_config, write_init_model
-from areal_like.preflight.lora import trained_parameters
+from areal_like.preflight.lora import served_parameters, trained_parameters
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.lora import initial_adapter
 
@@ -153,3 +154,15 @@ def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend
     targets = f"actor.target_modules=[{projections[family]}]"
     assert targets in found.help
     assert [found.code for found in lora_findings(targets)] == ["RUN-LORA-SHARE"]
+
+
+def test_a_server_has_memory_for_the_adapters_of_the_run_and_for_one_more(write):
+    lora = ["actor.use_lora=true", "actor.lora_rank=32"]
+    served, model = [*lora, "weight_update={adapters: true, mode: disk}"], load_model("qwen3-30b-a3b")
+    for overrides, adapters in (
+        (lora, 0),
+        (served, 2),
+        ([*served, "adapters={a: {}, b: {}}"], 3),
+    ):
+        config = load(write(), overrides).config
+        assert served_parameters(config, model) == adapters * trained_parameters(load(write(), lora).config, model)

@@ -17,10 +17,11 @@ from cpu_server import server_on_cpu
 from limits import HUNG_S
 from safetensors.torch import save_file
 
+from allocation.model_spec import from_config
 from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.preflight import preflight
-from areal_like.preflight.served_adapters import SERVED
+from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS, check_served_adapters
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.adapted_layers import adapted_layers
 from areal_like.rollout.sglang.adapters import ONLY
@@ -31,6 +32,7 @@ from areal_like.weights.sync import SyncSpec
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 ADAPTERS = ["actor.use_lora=true", "weight_update={adapters: true, mode: disk}"]
 EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]
+ON_GPU = ["device=cuda", "actor.backend=fsdp:d1", "cluster.n_gpus_per_node=4", *EXPERTS]
 RANK, ALPHA, EXACT = 4, 8.0, 1e-4
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(6)]
 LENGTH = 60
@@ -52,16 +54,46 @@ def codes(write, *overrides: str) -> list[str]:
         (["weight_update.mode=collective"], "RUN-ADAPTERS-MODE"),
         (["weight_update.full_every=4"], "RUN-ADAPTERS-DELTAS"),
         (["weight_update.checksum=true"], "RUN-ADAPTERS-CHECKSUM"),
-        (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-ADAPTERS-FAMILY"),
-        ([*EXPERTS, "actor.backend=fsdp:d1"], "RUN-ADAPTERS-FAMILY"),
+        (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-ADAPTERS-CPU"),
+        ([*EXPERTS, "actor.backend=fsdp:d1"], "RUN-ADAPTERS-CPU"),
         (["actor.megatron.use_dist_checkpointing=true"], "RUN-ADAPTERS-START"),
         (["rollout.sharing=alternate"], "RUN-ADAPTERS-SHARING"),
-        (["device=cuda"], "RUN-ADAPTERS-GPU"),
+        ([*ON_GPU, "rollout.backend=sglang:d1t2"], "RUN-ADAPTERS-LAYOUT"),
     ],
 )
 def test_what_adapters_on_servers_need_is_said_before_the_start(write, overrides, code):
     assert code in codes(write, *overrides)
-    assert not [found for found in codes(write) if found.startswith("RUN-ADAPTERS")]
+    for accepted in ([], ["device=cuda"], ON_GPU):
+        assert not [found for found in codes(write, *accepted) if found.startswith("RUN-ADAPTERS")]
+
+
+SPARSE_LAYERS = {"mlp_only_layers": [0]}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "targets", "code"),
+    [
+        *((family, {}, "all-linear", None) for family in (*SERVED, *SERVED_EXPERTS)),
+        *((family, {}, "q_proj", "RUN-ADAPTERS-FAMILY") for family in ("gemma2", "qwen3_next", "qwen3_5_moe_text")),
+        ("deepseek_v3", {"q_lora_rank": None}, "all-linear", "RUN-ADAPTERS-LATENT"),
+        ("deepseek_v2", {"q_lora_rank": None}, "q_proj", "RUN-ADAPTERS-LATENT"),
+        ("deepseek_v3", {"q_lora_rank": None}, "down_proj", None),
+        ("qwen3_moe", SPARSE_LAYERS, "all-linear", "RUN-ADAPTERS-DENSE-LAYERS"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "up_proj", "RUN-ADAPTERS-DENSE-LAYERS"),
+        ("glm4_moe", {"n_shared_experts": 0}, "all-linear", "RUN-ADAPTERS-DENSE-LAYERS"),
+        ("qwen3_moe", SPARSE_LAYERS, "q_proj", None),
+        ("qwen2_moe", SPARSE_LAYERS, "all-linear", None),
+    ],
+)
+def test_adapters_are_refused_on_servers_of_a_gpu_where_sglang_cannot_add_them(write, family, fields, targets, code):
+    sys.path.append(str(Path(__file__).parents[1] / "models"))
+    from tiny_models import Variant, config_of
+
+    spec = from_config(config_of(Variant(family, fields)).to_dict())
+    config = load(write(), [*ADAPTERS, f"actor.target_modules=[{targets}]"]).config
+    found = list(check_served_adapters(config, "cuda", spec, None))
+    assert [each.code for each in found] == ([code] if code else [])
+    assert all(each.help for each in found)
 
 
 def write_checkpoint(folder: Path, *matrices: str) -> Path:
