@@ -78,7 +78,7 @@ def sections() -> Iterator[str]:
     yield ROLLOUTS
     yield from table(["Measure", "Ratio", "Device"], rollouts())
     yield CONTROLLER
-    yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s"], controller())
+    yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s", "Tokens/CPU s"], controller())
     yield CHECKPOINTS
     yield from table(["Backend", "Device", "Size, GiB", "Blocked share of the write"], checkpoints())
     yield TRL
@@ -205,7 +205,8 @@ def controller() -> Iterator[Sequence[str]]:
         for best in found["best_round"]:
             speed = f"{best['response_tokens'] / best['wall_s'] / 1e6:.2f} M"
             cores = f"{found['device']['cpus']} cores"
-            yield cores, f"{best['in_flight']:,}", str(found["client_processes"]), link(name, speed)
+            clients, cost = str(found["client_processes"]), f"{best['tokens_per_cpu_second'] / 1e6:.2f} M"
+            yield cores, f"{best['in_flight']:,}", clients, link(name, speed), cost
 
 
 def checkpoints() -> Iterator[Sequence[str]]:

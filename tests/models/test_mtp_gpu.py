@@ -23,6 +23,7 @@ from areal_like.types import LossSpec
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 SEQUENCES, LENGTH = 8, 1024
+OF_ALL, OF_LAYER = 0.08, 0.15  # errors of the peak, and of what the layer adds to it
 SHAPE = {
     "hidden_size": 2048,
     "intermediate_size": 4096,
@@ -55,7 +56,7 @@ def test_the_peak_with_the_layer_is_predicted(ranks, tmp_path: Path, recompute):
     write_mtp("glm4_moe", tmp_path, **SHAPE)
     model, tokens = load_model(str(tmp_path)), SEQUENCES * LENGTH
     batch = BatchSpec(SEQUENCES, max_length=LENGTH, max_tokens_per_mb=tokens)
-    errors = {}
+    errors, added = {}, np.zeros(2)
     for trained in (False, True):
         megatron = {**recompute, "train_mtp_layers": trained}
         setting = Setting(tmp_path, bridge="megatron-bridge", machine=GPU, megatron=megatron, max_tokens_per_mb=tokens)
@@ -64,6 +65,9 @@ def test_the_peak_with_the_layer_is_predicted(ranks, tmp_path: Path, recompute):
         said = trainer("actor", ParallelSizes(), work).phase("forward and backward")
         predicted = sum(item.bytes for item in said.items if item.name not in (CUDA, NCCL, RESERVE))
         errors[trained] = predicted / found - 1
+        added = np.array([found, predicted]) - added
         print(f"trained={trained}: {found / 2**30:.3f} GiB, predicted {predicted / 2**30:.3f}: {errors[trained]:+.1%}")
         print({item.name: round(item.bytes / 2**30, 3) for item in said.items})
-    assert all(-0.03 <= error <= 0.08 for error in errors.values()), errors
+    print(f"the layer adds {added[0] / 2**30:.3f} GiB, predicted {added[1] / 2**30:.3f}")
+    assert all(abs(error) <= OF_ALL for error in errors.values()), errors
+    assert abs(added[1] / added[0] - 1) <= OF_LAYER, added
