@@ -212,8 +212,17 @@ def test_tokens_are_those_of_the_merged_weights_of_their_version(tmp_path, famil
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "targets", "launcher"), [("qwen3", ["k_proj", "up_proj"], None)])
-def test_some_of_the_layers_that_sglang_computes_as_one_may_have_adapters(tmp_path, family, targets, launcher):
+@pytest.mark.parametrize(
+    ("family", "targets", "launcher"),
+    [
+        ("qwen3", ["k_proj", "up_proj"], None),
+        ("qwen3_moe", ["all-linear"], "expert_adapters_launcher"),
+        ("glm4_moe", ["down_proj"], "expert_adapters_launcher"),
+    ],
+)
+def test_experts_and_some_of_the_layers_that_sglang_computes_as_one_may_have_adapters(
+    tmp_path, family, targets, launcher
+):
     model = make_model(family, tmp_path / "model")
     made = [write_adapter(model, tmp_path, seed, targets=targets) for seed in range(2)]
     lora = [f"actor.lora_rank={RANK}", f"actor.lora_alpha={ALPHA:g}", f"actor.target_modules=[{','.join(targets)}]"]
