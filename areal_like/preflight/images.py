@@ -12,8 +12,7 @@ from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import PROCESSOR, WITH_IMAGES
 
-SEEN = "its image tokens attend to later tokens of their image"
-IN_TRITON = "only with Triton attention, without CUDA graphs and chunked prefill"
+_SEEN = "its image tokens attend to later tokens of their image"
 _FSDP = "an FSDP layout, such as fsdp:d2"
 # By family: the number of DeepStack layers of which SGLang 0.5.17 adds features, whichever the model has
 # (`sglang/srt/models/qwen3_vl_moe.py`)
@@ -23,16 +22,19 @@ DEEPSTACK_SERVED = {"qwen3_vl_moe": 3}
 def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Check a role's model whose config.json, `model`, has a part for text beside others."""
     family, path = str(model.get("model_type")), view.key("path")
-    where = _where(view) if family in SEES_WHOLE_IMAGES else None
-    if family not in WITH_IMAGES or where:
-        looks = f": {SEEN}, which {where}" if where else ""
-        message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike{looks}"
+    whole = family in SEES_WHOLE_IMAGES
+    if family not in WITH_IMAGES or (whole and view.backend == "megatron"):
+        message = f"the model is a {family}, and no test shows that the trainer and the servers compute it alike"
+        if whole:
+            message += f": {_SEEN}, which Megatron-core does not support in packed sequences"
         help = f"use a model of {', '.join(sorted(WITH_IMAGES - SEES_WHOLE_IMAGES))}, or a text-only model"
         yield finding("RUN-IMAGES-FAMILY", path, message, help)
     elif view.backend == "megatron":
         yield from _on_megatron(view, family)
     if view.role == "actor":
         yield from _on_servers(view, family)
+        if whole:
+            yield from _attention(view, family)
     directory = Path(str(view.path))
     if directory.is_dir() and not (directory / PROCESSOR).is_file():
         message = f"{directory} has no {PROCESSOR}, with which the trainer preprocesses images"
@@ -45,13 +47,6 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
 
 
-def _where(view: RoleView) -> str | None:
-    """Return which part of a run does not support image tokens that attend to later ones, None if each does."""
-    if view.backend == "megatron":
-        return "Megatron-core does not support in packed sequences"
-    return f"SGLang's GPU servers support {IN_TRITON}" if view.device == "cuda" else None
-
-
 def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:
     """Check the DeepStack layers of a model: SGLang computes a fixed number of them for some families."""
     served, tower = DEEPSTACK_SERVED.get(family), view.model.tower if view.model else None
@@ -62,6 +57,14 @@ def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:
     message += f"{family} with {served}: its server {lost}"
     help = f"use a {family} with {served} entries in deepstack_visual_indexes, as published ones have, or a qwen3_vl"
     yield finding("RUN-IMAGES-DEEPSTACK", view.key("path"), message, help)
+
+
+def _attention(view: RoleView, family: str) -> Iterator[Finding]:
+    """Check the attention of GPU servers of a model whose image tokens attend to later ones."""
+    key, attention = "sglang.attention_backend", view.run.sglang.attention_backend
+    if view.device == "cuda" and attention not in (None, "triton"):
+        message = f"the model is a {family}: {_SEEN}, which SGLang's {attention} attention does not support"
+        yield finding("RUN-IMAGES-ATTENTION", key, message, nearest=["triton"])
 
 
 def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:

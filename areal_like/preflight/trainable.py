@@ -13,7 +13,6 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
-from areal_like.preflight.images import IN_TRITON, SEEN
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
@@ -121,8 +120,7 @@ def _of_model(found: Finding) -> Finding:
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
     if family in WITH_IMAGES:
-        whole = family in SEES_WHOLE_IMAGES
-        on_gpus = f"no: {SEEN}, which it supports {IN_TRITON}" if whole else "yes, but no test shows it"
+        on_gpus = "yes" if family in SEES_WHOLE_IMAGES else "yes, but no test shows it"
         return {"SGLang on CPU": "yes", "SGLang on GPUs": on_gpus}
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")

@@ -163,10 +163,20 @@ def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, tmp_path, fami
     assert [error.partition(" ")[0] for error in checks.errors(path, *settings)] == codes
 
 
-def test_no_gpu_server_computes_whole_images(checks, tiny_vlm):
-    settings = ["actor.backend=fsdp:d2", "actor.dtype=bfloat16"]
-    (error,) = checks.errors(tiny_vlm("gemma3"), *settings, device="cuda")
-    assert error.startswith("RUN-IMAGES-FAMILY actor.path") and "without CUDA graphs and chunked prefill" in error
+@pytest.mark.parametrize(
+    ("attention", "device", "refused"),
+    [("null", "cuda", False), ("triton", "cuda", False), ("flashinfer", "cuda", True), ("torch_native", "cpu", False)],
+)
+def test_triton_alone_computes_whole_images_on_gpus(checks, tiny_vlm, attention, device, refused):
+    settings = ["actor.backend=fsdp:d2", "actor.dtype=bfloat16", f"sglang.attention_backend={attention}"]
+    errors = checks.errors(tiny_vlm("gemma3"), *settings, device=device)
+    assert [error.partition(":")[0] for error in errors] == ["RUN-IMAGES-ATTENTION sglang.attention_backend"] * refused
+
+
+def test_whole_images_are_refused_on_megatron(checks, tiny_vlm):
+    (error,) = checks.errors(tiny_vlm("gemma3"), "actor.backend=megatron:d2", "actor.dtype=bfloat16", device="cuda")
+    assert error.startswith("RUN-IMAGES-FAMILY actor.path")
+    assert error.endswith("which Megatron-core does not support in packed sequences")
 
 
 @pytest.mark.parametrize("backend", ["fsdp:d2", "megatron:d2"])

@@ -36,6 +36,7 @@ NEEDS_MODELS = {  # of these kinds, on disk
     *(
         "RUN-FSDP-LANGUAGE-MODEL",
         "RUN-IMAGES-ADAPTERS",
+        "RUN-IMAGES-ATTENTION",
         "RUN-IMAGES-DEEPSTACK",
         "RUN-IMAGES-FAMILY",
         "RUN-IMAGES-MEGATRON",
