@@ -200,7 +200,7 @@ def rollouts() -> Iterator[Sequence[str]]:
 
 def controller() -> Iterator[Sequence[str]]:
     """Yield the controller's throughput."""
-    for name in ("controller_cpu", "controller_in_flight_cpu16", "controller_clients_cpu", "controller_clients_h200"):
+    for name in ("controller_in_flight_cpu16", "controller_512_groups_cpu16", "controller_clients_h200"):
         found = read(name)
         for best in found["best_round"]:
             speed = f"{best['response_tokens'] / best['wall_s'] / 1e6:.2f} M"
