@@ -41,6 +41,9 @@ def _problem(config: RunConfig, spec: ModelSpec, plan: Plan | None) -> tuple[str
     if spec.experts > MOST_EXPERTS:
         message = f"the model has {spec.experts} experts; router replay supports at most {MOST_EXPERTS}"
         return "RUN-REPLAY-EXPERTS", message
+    if config.weight_update.adapters:
+        message = "no test compares the routes of servers that add adapters to experts (weight_update.adapters)"
+        return "RUN-REPLAY-ADAPTERS", message
     if plan is not None and plan.engine("actor").backend == "fsdp":
         if spec.family in REPLAYS_ROUTES:
             return None

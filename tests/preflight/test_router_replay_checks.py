@@ -50,6 +50,7 @@ def test_off_is_off(write):
     [
         (["actor.backend=fsdp:d2"], {"experts": 8, "family": "deepseek_v3"}, "RUN-REPLAY-FSDP"),
         ([FUSED], {"experts": 8}, "RUN-REPLAY-FUSED"),
+        (["weight_update.adapters=true"], {"experts": 8}, "RUN-REPLAY-ADAPTERS"),
         ([], {"experts": 40_000}, "RUN-REPLAY-EXPERTS"),
     ],
 )
