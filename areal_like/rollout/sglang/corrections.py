@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any
 
 from areal_like.rollout.sglang import image_masks
-from areal_like.rollout.sglang.expert_adapters import correct_expert_adapters
+from areal_like.rollout.sglang.expert_adapters import measure_feed_forward
 
 
 def run_corrected(architectures: Collection[str], run: Callable[..., None], server: Any, *others: Any) -> None:
@@ -21,7 +21,7 @@ def run_corrected(architectures: Collection[str], run: Callable[..., None], serv
     if "GlmForCausalLM" in architectures:
         know_new_styles()
     if server.enable_lora:
-        correct_expert_adapters()
+        measure_feed_forward()
     run(server, *others)
 
 

@@ -1,30 +1,8 @@
-"""Corrections of SGLang 0.5.17's adapters in models with experts."""
+"""Corrects SGLang 0.5.17's adapters in models with experts."""
 
 from __future__ import annotations
 
 from typing import Any
-
-
-def correct_expert_adapters() -> None:
-    """Apply the corrections in a scheduler process."""
-    sum_over_ranks()
-    measure_feed_forward()
-
-
-def sum_over_ranks() -> None:
-    """Have experts with adapters sum their outputs over the ranks of a server where experts without adapters do."""
-    from sglang.srt.distributed import tensor_model_parallel_all_reduce
-    from sglang.srt.lora.layers import FusedMoEWithLoRA
-
-    compute = FusedMoEWithLoRA._forward_with_lora
-
-    def compute_and_sum(self: Any, *arguments: Any, **named: Any) -> Any:
-        output, experts = compute(self, *arguments, **named), self.base_layer
-        if experts.reduce_results and (experts.moe_tp_size > 1 or experts.moe_ep_size > 1):
-            output = tensor_model_parallel_all_reduce(output)
-        return output
-
-    FusedMoEWithLoRA._forward_with_lora = compute_and_sum
 
 
 def measure_feed_forward() -> None:

@@ -25,7 +25,7 @@ from areal_like.rollout.sglang.architectures import read_fields
 if TYPE_CHECKING:
     from torch import Tensor
 
-# No pass may end within an image, and SGLang need not be trusted to capture no prefill of models with images
+# No pass may end within an image, and a captured prefill would keep the mask that it was captured with
 _ARGUMENTS = ("--enable-multimodal", "--chunked-prefill-size", "-1", "--disable-prefill-cuda-graph")
 _ATTENTION = "--attention-backend"
 _KERNELS = ("extend_attention_fwd", "extend_attention_fwd_unified")  # the second is that of deterministic inference
