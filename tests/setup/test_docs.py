@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +137,15 @@ def test_pages_made_of_result_files_are_current(script, name):
 def test_the_status_table_of_the_readme_is_current():
     made = importlib.import_module("validation")
     assert made.status() in README
+
+
+def test_the_speeds_of_the_readme_were_measured():
+    def result(name: str) -> dict[str, Any]:
+        return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+    files = (ROOT / "benchmarks/results").glob("trainer_throughput*h200*.json")
+    trainer = [result(file.stem)["ratio"] for file in files]
+    asynchronous = result("async_speed_h200x2")["ratio"]["long_tailed"]["ratio"]
+    assert f"The trainer runs at {min(trainer):.2f} to {max(trainer):.2f} times" in README
+    assert f"up to {asynchronous:.2f}\ntimes" in README.replace("\n  ", "\n")
+    assert f"agents run at\n  {result('agent_path_cpu')['ratio']:.2f} of the speed" in README
