@@ -81,8 +81,8 @@ class MemorySettings:
     parameters that have gradients and optimizer state: less than 1 with LoRA. `gradient_checkpointing` and
     `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `merged_experts` are the parameters
     of a layer's experts that an FSDP actor computes with merged adapters, `served_adapters` those of all adapters that
-    a rollout server has memory for. `tower_trained`: the vision tower is trained
-    with the language model. `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any.
+    a rollout server has memory for. `tower_trained`: the vision tower is trained with the language model.
+    `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any.
     """
 
     gpu_bytes: int | None = None

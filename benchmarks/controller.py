@@ -3,7 +3,7 @@
     python -m benchmarks.controller [--in-flight 1000 --in-flight 10000 --in-flight 100000] [--tokens 1024]
 
 A response passes only the engine's own code: admission, the pool's queue and HTTP, groups, and the trainer's batch.
-The servers are separate processes that send prepared SGLang events to all of their requests in turn, at most `--rate`
+The servers are separate processes that send prepared events to all of their requests in turn, at most `--rate`
 tokens per second. The number of concurrent groups corresponds to `in_flight` samples. A batch has half of these
 groups with η = 1, or `--batch` groups with the η that so many groups need. For example, `--tokens 16384 --batch 512
 --in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients`, client processes read the answers

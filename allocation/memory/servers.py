@@ -17,7 +17,7 @@ def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """Return the footprint of an SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
     model, memory = work.model, work.memory
     weights = server_weights(model, sizes) * memory.item
-    adapters = memory.served_adapters * memory.item if role == "rollout" else 0  # at most; TP splits a part of them
+    adapters = memory.served_adapters * memory.item if role == "rollout" else 0  # as on one GPU: TP splits some of them
     per_token = kv_token_bytes(model, sizes, memory.item)
     context = Item(CUDA, CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
     room = None

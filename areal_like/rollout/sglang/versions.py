@@ -11,7 +11,7 @@ SGLang can pause between two passes (`/pause_generation`), load new weights and 
 - on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
-on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `labels.token_versions` reads those.
+on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `columns.with_columns` takes those.
 """
 
 from __future__ import annotations
