@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from allocation import ParallelSizes
 from allocation.model_spec import known_models
 from areal_like.config.load import load
 from areal_like.rollout.sglang.cpu_stand_ins import adapt_arguments
+from areal_like.rollout.sglang.decode_graphs import graph_sizes
 from areal_like.rollout.sglang.options import server_arguments
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
@@ -46,10 +49,9 @@ def test_no_two_servers_draw_the_same_numbers():
         ([], 1, 96),
         ([], 2, 48),
         (["rollout.max_head_offpolicyness=0"], 1, 32),
-        (["gconfig.n_samples=800"], 1, 512),
+        (["gconfig.n_samples=800"], 1, 1536),
         (["rollout.max_concurrent_rollouts=40"], 1, 40),
         (["sglang.max_running_requests=24"], 1, 24),
-        (["sglang.extra_args.cuda_graph_max_bs_decode=7"], 1, 7),
     ],
 )
 def test_cuda_graphs_hold_what_a_server_runs_at_once(keys, servers, captured):
@@ -75,12 +77,52 @@ def test_cuda_graphs_hold_an_evaluation():
 
 def most_captured(keys: list[str], servers: int) -> int:
     keys = ["train_dataset.batch_size=4", "rollout.max_head_offpolicyness=2", "gconfig.n_samples=8", *keys]
-    return last_value(keys, servers, "--cuda-graph-max-bs-decode")
+    return captured_sizes(gpu_arguments(keys, servers))[-1]
+
+
+def captured_sizes(arguments: Sequence[str]) -> list[int]:
+    """The batch sizes after the option."""
+    values = arguments[arguments.index("--cuda-graph-bs-decode") + 1 :]
+    return [int(value) for value in itertools.takewhile(str.isdigit, values)]
+
+
+def gpu_arguments(keys: list[str], servers: int = 1, model: Path = Path("model")) -> Sequence[str]:
+    """The arguments of a server on a GPU."""
+    return server_arguments(load(CONFIG, keys).config, model, ParallelSizes(dp=servers), "cuda")
+
+
+def test_sizes_of_graphs_are_close_and_few():
+    for most in range(1, 2000):
+        sizes = graph_sizes(most)
+        assert sizes[-1] == most and sizes == sorted(set(sizes)) and len(sizes) < 35
+        assert all(after <= 2 * before and (before < 16 or after <= 1.51 * before) for before, after in pairwise(sizes))
+        assert all(after <= 1.26 * before for before, after in pairwise(sizes) if before >= 64)
+
+
+def test_a_large_vocabulary_limits_the_graphs(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 2**18}}))
+    sizes = captured_sizes(gpu_arguments(["gconfig.n_samples=800"], model=tmp_path))
+    assert sizes[-1] * 2**18 * 4 == 512 << 20
+
+
+@pytest.mark.parametrize(
+    "option", ["cuda_graph_max_bs_decode=7", "cuda-graph-max-bs-decode=7", "cuda_graph_bs_decode=7"]
+)
+def test_a_users_sizes_of_graphs_replace_the_runs(option):
+    arguments = gpu_arguments([f"sglang.extra_args.{option}"])
+    name = "--" + option.partition("=")[0].replace("_", "-")
+    assert [word for word in arguments if word.startswith("--cuda-graph")] == [name]
+
+
+def test_prefills_wait_for_each_other_unless_passes_do_not_overlap():
+    assert "--enable-prefill-delayer" in gpu_arguments([])
+    assert "--enable-prefill-delayer" not in gpu_arguments(["sglang.extra_args.disable_overlap_schedule=true"])
+    assert "--enable-prefill-delayer" not in gpu_arguments(["sglang.extra_args.enable_prefill_delayer=false"])
 
 
 def last_value(keys: list[str], servers: int, flag: str) -> int:
-    """What SGLang takes, which is the last of several."""
-    arguments = server_arguments(load(CONFIG, keys).config, Path("model"), ParallelSizes(dp=servers), "cuda")
+    """The value that SGLang uses: the last of several."""
+    arguments = gpu_arguments(keys, servers)
     places = [at for at, argument in enumerate(arguments) if argument == flag]
     return int(arguments[places[-1] + 1])
 

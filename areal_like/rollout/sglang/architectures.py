@@ -27,6 +27,11 @@ def served_architectures() -> frozenset[str]:
 
 def read_fields(arguments: Sequence[str]) -> dict[str, Any]:
     """Return config.json of the model in a server's arguments, empty where it is not on disk."""
-    config = Path(arguments[arguments.index("--model-path") + 1], "config.json")
+    return read_config(Path(arguments[arguments.index("--model-path") + 1]))
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """Return a model's config.json, empty where it is not on disk."""
+    config = model / "config.json"
     fields: dict[str, Any] = json.loads(config.read_text()) if config.is_file() else {}
     return fields

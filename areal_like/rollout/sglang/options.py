@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,8 @@ from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
 from areal_like.config.schema import ChatJudgeConfig, RewardModelConfig, RunConfig, TeacherConfig
 from areal_like.rollout.sglang import adapters, scoring
+from areal_like.rollout.sglang.architectures import read_config
+from areal_like.rollout.sglang.decode_graphs import graph_options
 from areal_like.rollout.sglang.routes import OPTION
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ TABLE = Path(__file__).with_name("options.json")
 DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
 TOKENS_OF_SCORER_ON_CPU = 2**16
-MOST_CAPTURED = 512  # sequences in a CUDA graph; of more, the work on the GPU hides how slowly a host launches it
 PARTS, PART = (8, 32), 256  # fewest and most parts of a sequence that triton attends to side by side, and their tokens
-EVALUATED = 256  # sequences that a server is taken to have at once when all evaluation prompts are generated
 
 # Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
 # work with weights that change under it.
@@ -35,6 +34,8 @@ ALLOWED = frozenset(
         *("schedule_policy", "schedule_conservativeness", "retraction_policy", "swa_full_tokens_ratio"),
         *("disable_radix_cache", "radix_eviction_policy", "disable_chunked_prefix_cache", "disable_hybrid_swa_memory"),
         *("disable_overlap_schedule", "enable_mixed_chunk", "scheduler_recv_interval"),
+        *("enable_prefill_delayer", "prefill_delayer_queue_min_ratio", "prefill_delayer_max_delay_passes"),
+        *("prefill_delayer_max_delay_ms", "prefill_delayer_token_usage_low_watermark", "min_free_slots_delay"),
         *("sleep_on_idle",),
         *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
         *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
@@ -168,8 +169,10 @@ def server_arguments(
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
-        options |= {"cuda-graph-max-bs-decode": _graph_sizes(config, sizes.dp)}
+        options |= graph_options(config, sizes.dp, read_config(model))
         options |= {"triton-attention-num-kv-splits": _parts(context_length)}
+        if not is_on(sglang.extra_args, "disable_overlap_schedule"):  # which the delay needs
+            options |= _BATCHED_PREFILLS
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
 
 
@@ -179,21 +182,6 @@ def _served_adapter(config: RunConfig) -> str | None:
         return None
     names = list(config.adapters) or [adapters.ONLY]
     return adapters.ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules, names).as_argument()
-
-
-def _graph_sizes(config: RunConfig, servers: int) -> int:
-    """Return the most sequences in a CUDA graph: those of one of the `servers` when the staleness bound is used up.
-
-    SGLang's own limit is 256 on large GPUs and tens on small ones; batches beyond it wait for their host. What is never
-    run is not captured either, which saves a part of the server's start.
-    """
-    rollout = config.rollout
-    groups = config.prompts_per_step * (1 + rollout.max_head_offpolicyness + rollout.oversampling)
-    most = math.ceil(groups * config.gconfig.n_samples / servers)
-    if config.evaluations:
-        most = max(most, EVALUATED)
-    limits = (rollout.max_concurrent_rollouts, config.sglang.max_running_requests, MOST_CAPTURED)
-    return min(most, *(limit for limit in limits if limit))
 
 
 def _parts(context_length: int) -> int:
@@ -256,6 +244,14 @@ def _scorer(
 
 
 _UNGUIDED: dict[str, object] = {"grammar-backend": "none", "sampling-backend": "pytorch"}
+# A prefill makes every running request wait for a pass that the host launches kernel by kernel. Where requests end and
+# start one at a time, SGLang would prefill after most decoding passes: a third of the speed of a model of 0.1B.
+_BATCHED_PREFILLS: dict[str, object] = {
+    "enable-prefill-delayer": True,
+    "prefill-delayer-queue-min-ratio": 0.1,  # of the running requests
+    "prefill-delayer-max-delay-passes": 32,
+    "prefill-delayer-max-delay-ms": 1000,
+}
 _ON_CPU: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
@@ -272,6 +268,8 @@ def _command(options: Mapping[str, object]) -> tuple[str, ...]:
     for name, value in options.items():
         if value is True:
             flags.append(f"--{name}")
+        elif isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
         elif value is not None and value is not False:
             flags += [f"--{name}", str(value)]
     return tuple(flags)
