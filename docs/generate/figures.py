@@ -77,6 +77,8 @@ def sections() -> Iterator[str]:
     yield from table(["Branches", "Device", "Tokens, flat / tree", "Training", "Log-probs"], tree_training())
     yield ROLLOUTS
     yield from table(["Measure", "Ratio", "Device"], rollouts())
+    yield PREFILLS
+    yield from table(["Server", "Requests at once", "Delayed prefills", "Tokens/s", "ms per pass"], prefills())
     yield CONTROLLER
     yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s", "Tokens/CPU s"], controller())
     yield CHECKPOINTS
@@ -196,6 +198,17 @@ def rollouts() -> Iterator[Sequence[str]]:
     gpu = read("rollout_throughput_cuda")
     yield "collector beside a bare HTTP client", link("rollout_throughput_cuda", f"{gpu['ratio']:.3f}"), "1 H200"
     yield "agent beside single turns", link("agent_path_cpu", f"{agent['ratio']:.3f}"), "2 CPU cores"
+
+
+def prefills() -> Iterator[Sequence[str]]:
+    """Yield servers of a real model with and without delayed prefills."""
+    name = "batched_prefills_h200"
+    rows = [row for row in read(name)["rows"] if row["side"] != "engine_client" and row["requests_at_once"] > 64]
+    for row in sorted(rows, key=lambda row: (row["requests_at_once"], row["side"] == "engine", row["prefill_delayer"])):
+        server = "SGLang's own" if row["side"] == "unpatched" else "the engine's"
+        speed = link(name, f"{row['log_tokens_per_s']:,}")
+        delayed = "yes" if row["prefill_delayer"] else "no"
+        yield server, f"{row['requests_at_once']:,}", delayed, speed, f"{row['ms_per_pass']:.1f}"
 
 
 def controller() -> Iterator[Sequence[str]]:
@@ -321,6 +334,11 @@ ROLLOUTS = """
 ## Rollouts
 
 `python -m benchmarks.rollout_throughput` and `python -m benchmarks.agent_path`.
+"""
+PREFILLS = """
+SmolLM2-135M-Instruct with GSM8K's prompts and natural ends on one H200, as a closed loop of requests
+(`python -m benchmarks.real_run servers`). Without delayed prefills SGLang prefills after most decoding passes, and every running
+request waits. The two arms ran on two machines of one kind.
 """
 CONTROLLER = """
 ## Controller

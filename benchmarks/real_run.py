@@ -1,0 +1,261 @@
+"""Compare rollouts of a real model: SGLang as it is, the engine's server, the engine's client, and a whole run.
+
+    python -m benchmarks.real_run servers --config examples/math/gsm8k_smollm2.yaml [key=value ...]
+    python -m benchmarks.real_run run --config examples/math/gsm8k_smollm2.yaml [key=value ...]
+
+`servers` starts SGLang's own `launch_server` and the engine's server on one GPU with the same options, then loads one
+after the other with the prompts of the run. Responses end naturally and have log-probs. A closed loop keeps a number of
+requests running: a bare HTTP client for both servers, then the engine's own client. The processes of the idle server
+are stopped meanwhile. `run` executes the job and reads the log of its server. Figures are tokens per second, and
+milliseconds per decoding pass, by the number of running requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+import typer
+
+from allocation import ParallelSizes
+from areal_like.cluster.lifetime import run_lifetime
+from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
+from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang.options import server_arguments
+from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.run.model_files import model_directory
+from benchmarks.report import save
+
+app = typer.Typer(add_completion=False)
+LIMIT_S = 600.0
+SETTLE_S, MEASURE_S = 5.0, 8.0
+DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?cuda graph: (\w+).*?gen throughput \(token/s\): ([\d.]+)")
+Config = Annotated[Path, typer.Option()]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...")]
+
+type Post = Callable[[Sequence[int]], Awaitable[int]]
+
+
+@app.command()
+def servers(config: Config, overrides: Overrides = None, running: str = "64,384,1024", rounds: int = 2) -> None:
+    """Measure servers and clients without a run."""
+    run = load(config, overrides or []).config
+    with run_lifetime(secrets.token_hex(6)) as folder:
+        rows = asyncio.run(_measure(run, folder, [int(each) for each in running.split(",")], rounds))
+    totals: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in rows:
+        totals[row["side"], row["level"]].append(row["tokens_per_s"])
+    speed = {side: {} for side, _ in totals}
+    for (side, level), values in totals.items():
+        speed[side][level] = round(statistics.harmonic_mean(values))
+    print(json.dumps(speed))
+    save("real_run_servers", {"model": Path(run.actor.path or "").name, "tokens_per_s": speed, "rows": rows})
+
+
+async def _measure(run: RunConfig, folder: Path, levels: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Load SGLang's own server, the engine's, and the engine's through its client, in turns."""
+    model, token = await model_directory(run, folder), secrets.token_hex(16)
+    prompts = read_prompts(run, model)
+    arguments = server_arguments(run, model, ParallelSizes(), "cuda")
+    logs = {name: folder / f"{name}.log" for name in ("unpatched", "engine")}
+    own = SGLangServer(ServerSpec("engine", arguments, logs["engine"], token, None, LIMIT_S), "127.0.0.1")
+    with unpatched(arguments, token, logs["unpatched"]) as (plain, process):
+        urls = dict(zip(logs, await asyncio.gather(ready(plain, token), own.start()), strict=True))
+        groups = {"unpatched": process.pid, "engine": own._process.pid}
+        rows = []
+        async with (
+            bare_session(token) as session,
+            ServerPool([urls["engine"]], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
+        ):
+            async with pool.interrupt(0, Deadline(LIMIT_S)):
+                await pool.servers[0].load(str(model), 0, LIMIT_S)
+            sides = {name: (name, bare_post(session, url, run), 1) for name, url in urls.items()}
+            sides["client"] = ("engine", pool_post(pool, run), run.gconfig.n_samples)
+            for level, _ in itertools.product(levels, range(rounds)):
+                for side, (server, post, samples) in sides.items():
+                    with only(groups, server):
+                        figures = await measured(logs[server], post, prompts, max(1, level // samples))
+                    rows.append({"side": side, "level": level, **figures})
+                    print(rows[-1], flush=True)
+    return rows
+
+
+@contextmanager
+def only(groups: Mapping[str, int], name: str) -> Iterator[None]:
+    """Stop the processes of all servers but one in the body: an idle server keeps a core busy."""
+    others = [group for other, group in groups.items() if other != name]
+    for group in others:
+        os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for group in others:
+            os.killpg(group, signal.SIGCONT)
+
+
+def read_prompts(run: RunConfig, model: Path) -> list[list[int]]:
+    """Return the prompts of the training data as token ids."""
+    import pyarrow.parquet as pq
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = pq.read_table(str(run.train_dataset.path)).to_pylist()[:2048]
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": row["question"]}], add_generation_prompt=True, return_dict=False
+        )
+        for row in rows
+    ]
+
+
+@contextmanager
+def unpatched(arguments: Sequence[str], token: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yield the URL and the process of SGLang's own server with the same options."""
+    port = random.randrange(20000, 30000)
+    command = [sys.executable, "-m", "sglang.launch_server", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            [*command, "--api-key", token], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield f"http://127.0.0.1:{port}", process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+async def ready(url: str, token: str) -> str:
+    """Wait until a server generates; return its URL."""
+    async with bare_session(token) as session:
+        while True:
+            try:
+                async with session.post(
+                    url + "/generate", json={"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
+                ) as answer:
+                    if answer.status == 200:
+                        return url
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.5)
+
+
+def bare_session(token: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {token}"},
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=LIMIT_S),
+    )
+
+
+def bare_post(session: aiohttp.ClientSession, url: str, run: RunConfig) -> Post:
+    """Return a request with nothing around it."""
+    sampling = {"max_new_tokens": run.gconfig.max_new_tokens, "temperature": run.gconfig.temperature}
+
+    async def post(prompt: Sequence[int]) -> int:
+        body = {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
+        async with session.post(url + "/generate", json=body) as answer:
+            answer.raise_for_status()
+            return len(orjson.loads(await answer.read())["meta_info"]["output_token_logprobs"])
+
+    return post
+
+
+def pool_post(pool: ServerPool, run: RunConfig) -> Post:
+    """Return a request for a group through the engine's client."""
+    sampling = Sampling(run.gconfig.max_new_tokens, run.gconfig.temperature)
+
+    async def post(prompt: Sequence[int]) -> int:
+        responses = await pool.generate([list(prompt)] * run.gconfig.n_samples, sampling)
+        return sum(len(response.tokens) for response in responses)
+
+    return post
+
+
+async def measured(log: Path, post: Post, prompts: Sequence[Sequence[int]], loops: int) -> dict[str, float]:
+    """Run `loops` requests at a time; return tokens per second and milliseconds per pass after it has settled."""
+    rng, done, stop = random.Random(0), 0, False
+
+    async def loop() -> None:
+        nonlocal done
+        while not stop:
+            tokens = await post(rng.choice(prompts))
+            done += tokens  # read after the wait, as others count too
+
+    tasks = [asyncio.create_task(loop()) for _ in range(loops)]
+    await asyncio.sleep(SETTLE_S)
+    offset, before, start = log.stat().st_size, done, time.monotonic()
+    await asyncio.sleep(MEASURE_S)
+    tokens, seconds = done - before, time.monotonic() - start
+    with log.open("rb") as file:
+        file.seek(offset)
+        lines = file.read().decode(errors="replace")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(1.0)
+    return {"tokens_per_s": round(tokens / seconds), **passes(lines)}
+
+
+def passes(log: str) -> dict[str, float]:
+    """Return the medians of the decoding passes in a server's log."""
+    found = [(int(n), graph == "True", float(rate)) for n, graph, rate in DECODE.findall(log) if float(rate) > 0]
+    if not found:
+        return {}
+    return {
+        "running": statistics.median(n for n, _, _ in found),
+        "ms_per_pass": round(statistics.median(1000 * n / rate for n, _, rate in found), 2),
+        "log_tokens_per_s": round(statistics.median(rate for _, _, rate in found)),
+        "graph_share": round(sum(graph for _, graph, _ in found) / len(found), 2),
+        "prefills_per_40": round(log.count("Prefill batch") / len(found), 1),
+    }
+
+
+@app.command()
+def run(config: Config, overrides: Overrides = None, folder: Path = Path("/tmp/real_run")) -> None:
+    """Execute the job, and report the passes of its server by running requests."""
+    words = ["examples/math/gsm8k_rl.py", "--config", str(config), *(overrides or [])]
+    words += [f"cluster.fileroot={folder}", "trial_name=t"]
+    subprocess.run(
+        [sys.executable, *words],
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"},
+    )
+    figures = {}
+    for log in sorted(folder.rglob("server-*.log")):
+        found = [(int(n), graph, float(rate)) for n, graph, rate in DECODE.findall(log.read_text(errors="replace"))]
+        by_size: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for n, graph, rate in found:
+            if rate > 0:
+                by_size[f"{1 << n.bit_length() - 1}+ graph={graph}"].append((n, rate))
+        figures[log.name] = {
+            size: {
+                "lines": len(rows),
+                "tokens_per_s": round(statistics.median(rate for _, rate in rows)),
+                "ms_per_pass": round(statistics.median(1000 * n / rate for n, rate in rows), 1),
+            }
+            for size, rows in sorted(by_size.items())
+        }
+    print(json.dumps(figures, indent=1))
+    save("real_run_run", {"figures": figures})
+
+
+if __name__ == "__main__":
+    app()
