@@ -5,6 +5,7 @@ The servers receive these bytes, and each trainer rank decodes those of its own 
 
 import base64
 import binascii
+import struct
 from collections.abc import Mapping
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -20,7 +21,10 @@ MOST_PIXELS = 2**26  # of one image, 8192 x 8192: it takes 200 MB when it is dec
 MOST_BYTES = 2**25  # of one encoded image, 32 MiB
 TOKEN_IDS = ("image_token_id", "image_token_index")  # fields of config.json: Qwen's and Gemma's
 
-
+_ORIENTATION, _QUARTER_TURNS = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values that swap width and height
+_PNG_EXIF = (b"eXIf", b"Raw profile type", b"xmp")  # chunks of a PNG that Pillow reads the orientation from
+_MOST_GREY = 2**16 - 1
+_DAMAGED = (OSError, ValueError, SyntaxError, struct.error, KeyError, IndexError, TypeError)  # as Pillow raises them
 _TOO_LARGE = (
     f"an image has more than {MOST_PIXELS:,} pixels, the most that is read. Make it smaller: models scale pictures down "
     "to fewer pixels anyway"
@@ -34,27 +38,67 @@ class ImageError(ValueError):
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return width and height of an encoded image, from its header alone. Raises ImageError."""
-    return _open(data).size
+    """Return width and height of an encoded image as it is shown, without decoding it. Raises ImageError."""
+    image = _open(data)
+    if image.format == "PNG" and not any(mark in data for mark in _PNG_EXIF):
+        return image.size  # without EXIF data; `getexif` would decode the picture to look for it at the end
+    try:
+        turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
+    except _DAMAGED as error:
+        raise ImageError(f"the EXIF data of the {image.format} is damaged: {error}. {_AGAIN}") from error
+    return (image.height, image.width) if turned else image.size
 
 
 def decode(data: bytes) -> "Image":
-    """Return the picture of an encoded image in RGB, without transparency. Raises ImageError where it is damaged."""
+    """Return the picture of an encoded image as it is shown, in RGB (`_flatten`). Raises ImageError if it is damaged.
+
+    Datasets, agents' requests, servers and trainer ranks all decode images here.
+    """
     image = _open(data)
     try:
-        return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
+        return _flatten(image)
+    except _DAMAGED as error:
         raise ImageError(f"the {image.format} of {len(data)} bytes is damaged: {error}. {_AGAIN}") from error
 
 
 def encode_picture(picture: "Image") -> bytes:
-    """Return a decoded picture as PNG, which keeps its pixels. Raises ImageError."""
+    """Return a decoded picture as PNG, in RGB (`_flatten`). Raises ImageError."""
     file = BytesIO()
     try:
-        picture.convert("RGB").save(file, "PNG")
-    except (OSError, ValueError, SyntaxError) as error:
+        _flatten(picture).save(file, "PNG")
+    except _DAMAGED as error:
         raise ImageError(f"a {type(picture).__name__} cannot be read: {error}. {_AGAIN}") from error
     return file.getvalue()
+
+
+def _flatten(image: "Image") -> "Image":
+    """Return a picture in RGB: rotated as its EXIF data say, transparency on a white ground, 16-bit greys scaled."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ImageError(f"a {type(image).__name__} has floating-point pixels. Convert it to 8 bits per channel")
+    if image.mode.startswith("I"):
+        image = _from_16_bits(image)
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    shown = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", shown.size, "white"), shown).convert("RGB")
+
+
+def _from_16_bits(image: "Image") -> "Image":
+    """Return a picture of 16-bit greys with 8 bits; Pillow's own conversion cuts all values above 255."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > _MOST_GREY:
+        raise ImageError(f"a {type(image).__name__} has greys beyond 16 bits. Convert it to 8 bits per channel")
+    greys = np.rint(values * (255 / _MOST_GREY)).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        greys[values == transparent] = 255
+    return Image.fromarray(greys)
 
 
 def as_data_url(image: bytes) -> str:
