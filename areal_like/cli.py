@@ -10,6 +10,7 @@ from rich.text import Text
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import LoadedConfig, dump, load
+from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.errors import RunError
 from areal_like.job import Job
 from areal_like.launch import check, train
@@ -44,6 +45,7 @@ def main(
         complain(error.findings)
         raise typer.Exit(INVALID) from error
     typer.echo(dump(loaded.config))
+    typer.echo(f"End tokens: {describe_end_tokens(job.tokenizer.backend, job.tokenizer.end_tokens)}")
     Console().print(_describe_plan(job))
     if job.sharing:
         typer.echo(job.sharing)

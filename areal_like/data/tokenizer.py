@@ -6,9 +6,9 @@ with a template import it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError
 
+from areal_like.data.end_tokens import EndTokens, find_end_tokens
 from areal_like.data.processor import (
-    PROCESSOR_FILES,
     ProcessorError,
     VisionProcessor,
     for_template,
@@ -25,9 +25,22 @@ from areal_like.data.processor import (
     images_of,
     load_processor,
 )
+from areal_like.data.tokenizer_files import (
+    CONFIG,
+    DEFAULT,
+    TokenizerError,
+    download,
+    load_templates,
+    read_json,
+    read_text,
+    select_template,
+    special_tokens,
+)
 from areal_like.demo.image_processor import PROCESSOR
 from areal_like.demo.tokenizers import EOS, make_tokenizer
 from areal_like.images import ImageError, Images
+
+_MARK = "\ue000answer\ue001"  # of Unicode's private use area
 
 # A template is a program: it raises its own errors, or those of any Python expression.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -50,75 +63,103 @@ PLAIN_TEMPLATE = (
 )
 
 
-class TokenizerError(Exception):
-    """The tokenizer's files are missing or unusable; the message names them and the fix."""
-
-
 class Tokenizer:
     """A fast tokenizer with the model's end tokens and, where it has one, its chat template.
 
-    `special_tokens` are the tokens that a template may name, such as `bos_token`. `directory` has the tokenizer's
-    files, None for a generated tokenizer. `vision` is the model's image processor; None for a text-only model.
+    `end_tokens` are ids, or ids with the files that name them. `chat_template` is the template, or several by name.
+    `special` are the tokens that a template may name, such as `bos_token`. `directory` has the tokenizer's files, None
+    for a generated tokenizer. `vision` is the model's image processor; None for a text-only model.
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        eos_token_ids: Sequence[int],
-        chat_template: str | None = None,
-        special_tokens: Mapping[str, str] | None = None,
+        end_tokens: Sequence[int] | EndTokens,
+        chat_template: str | Mapping[str, str] | None = None,
+        special: Mapping[str, str] | None = None,
         directory: Path | None = None,
         vision: VisionProcessor | None = None,
     ) -> None:
         self.backend = backend
         self.directory = directory
         self.vision = vision
-        self.eos_token_ids = tuple(eos_token_ids)
+        named = end_tokens if isinstance(end_tokens, Mapping) else dict.fromkeys(end_tokens, ())
+        self.end_tokens = {token: list(sources) for token, sources in named.items()}
         self.vocab_size = backend.get_vocab_size()
         self.unk_token_id = backend.token_to_id(getattr(backend.model, "unk_token", None) or "")
-        self._special_tokens = dict(special_tokens or {})
-        self._template = chat_template
+        self._special_tokens = dict(special or {})
+        self._templates = {DEFAULT: chat_template} if isinstance(chat_template, str) else dict(chat_template or {})
 
     @classmethod
     def make(cls, kind: Literal["arithmetic", "bytes"], *, images: bool = False) -> Tokenizer:
         """Return the tokenizer of a model that `areal_like/demo/init_model.py` makes, with `images` of a Qwen3-VL."""
         backend = make_tokenizer(kind, images=images)
         vision = grid_processor(PROCESSOR, {}, "actor.init_model", {}) if images else None
-        return cls(backend, [backend.token_to_id(EOS)], special_tokens={"eos_token": EOS}, vision=vision)
+        return cls(backend, {backend.token_to_id(EOS): ["actor.init_model"]}, special={"eos_token": EOS}, vision=vision)
 
     @classmethod
     def load(cls, path: str) -> Tokenizer:
         """Read a directory, or a model on the Hugging Face hub; raises TokenizerError."""
         directory = Path(path)
         if not directory.is_dir():
-            directory = _download(path)
+            directory = download(path)
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
         with _LibraryErrors(f"{file} does not describe a tokenizer"):
-            backend = tokenizers.Tokenizer.from_str(_read_text(file))
+            backend = tokenizers.Tokenizer.from_str(read_text(file))
         backend.no_truncation()  # the file keeps truncation and padding settings from training
         backend.no_padding()
-        settings = _read_json(directory / "tokenizer_config.json")
-        special = _special_tokens(settings)
-        template = settings.get("chat_template")
-        if (jinja := directory / "chat_template.jinja").is_file():
-            template = _read_text(jinja)
-        if not isinstance(template, str | None):
-            raise TokenizerError(f"{path} has several chat templates; write one to chat_template.jinja")
-        eos = _eos_token_ids(directory, backend, special)
-        if not eos:
+        settings = read_json(directory / CONFIG)
+        special = special_tokens(settings)
+        ends = find_end_tokens(directory, backend, special)
+        if not ends:
             raise TokenizerError(f"{path} does not define an end token; set eos_token in tokenizer_config.json")
         try:
             vision = load_processor(directory, special)
         except ProcessorError as error:
             raise TokenizerError(str(error)) from error
-        return cls(backend, eos, template, special, directory.absolute(), vision)
+        templates = load_templates(directory, settings, sees_images=vision is not None)
+        return cls(backend, ends, templates, special, directory.absolute(), vision)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the tokenizer's files have a chat template."""
-        return self._template is not None
+        return bool(self._templates)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
+        return tuple(self.end_tokens)
+
+    def add_end_tokens(self, tokens: Sequence[int], source: str) -> None:
+        """End responses with further tokens, which `source` names."""
+        for token in tokens:
+            self.end_tokens.setdefault(token, []).append(source)
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that the chat template writes after an assistant's turn; None without such a token.
+
+        In families without one, such as GLM-4, it is the end token that starts the next message.
+        """
+        turn = [{"role": "user", "content": "1 + 1 = ?"}, {"role": "assistant", "content": _MARK}]
+        if (end := self._token_after_mark(turn)) is not None:
+            return end
+        start = self._token_after_mark([*turn, turn[0]])
+        return start if start in self.end_tokens else None
+
+    def _token_after_mark(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+        """Return the token of the vocabulary's extension that the template writes next to the mark; None for text."""
+        try:
+            text = self.render_chat(messages, add_generation_prompt=False)
+        except TokenizerError:  # of a template that takes no such conversation
+            return None
+        added = self.backend.get_added_tokens_decoder()
+        for token in self.encode_text(text.partition(_MARK)[2]):
+            if self.decode([token], special=True).strip():
+                return token if token in added else None
+        return None
 
     def encode(self, text: str) -> list[int]:
         """Return token ids of a plain text, with the special tokens that the tokenizer adds to any text."""
@@ -126,7 +167,7 @@ class Tokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return token ids of a problem: a user turn of the chat template if there is one, else plain text."""
-        if self._template is None:
+        if not self.has_chat_template:
             return self.encode(text)
         return self.encode_chat([{"role": "user", "content": text}])
 
@@ -165,7 +206,7 @@ class Tokenizer:
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        template = PLAIN_TEMPLATE if self._template is None else self._template
+        template = select_template(self._templates, bool(tools)) if self._templates else PLAIN_TEMPLATE
         mark = self.vision.mark if self.vision else None
         variables = {"add_generation_prompt": True, "image_mark": mark, **self._special_tokens, **arguments}
         try:
@@ -181,8 +222,15 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=False)
 
     def encode_response(self, text: str) -> list[int]:
-        """Return token ids of a reference answer as the model should give it, end token included."""
-        return [*self._encode(text, add_special_tokens=False), self.eos_token_ids[0]]
+        """Return token ids of a reference answer as the model should give it.
+
+        It ends as the chat template ends an assistant's turn, else with the tokenizer's own end token.
+        """
+        end = self.turn_end
+        if end is None:
+            own = self.backend.token_to_id(self._special_tokens.get("eos_token", ""))
+            end = own if own in self.end_tokens else self.eos_token_ids[0]
+        return [*self._encode(text, add_special_tokens=False), end]
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """Return the text of token ids, without special tokens unless `special` is set."""
@@ -202,72 +250,3 @@ class _LibraryErrors(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is Exception:
             raise TokenizerError(f"{self._message}: {error}") from error
-
-
-def _download(name: str) -> Path:
-    """Download the tokenizer's files of a model on the hub, or find them in the cache."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    configs = ["tokenizer_config.json", "config.json", "generation_config.json"]
-    try:
-        return Path(
-            snapshot_download(
-                name, allow_patterns=["tokenizer.json", "chat_template.jinja", *configs, *PROCESSOR_FILES]
-            )
-        )
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        reason = str(error).strip().splitlines()[0]
-        problem = f"{name} is neither a directory nor a model on the hub or in its cache"
-        raise TokenizerError(f"{problem}: {reason}") from error
-
-
-def _eos_token_ids(directory: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the end tokens in generation's order of precedence; raise TokenizerError for an unknown token."""
-    known = set(backend.get_vocab().values())
-    for file in (directory / "generation_config.json", directory / "config.json"):
-        ids = _read_json(file).get("eos_token_id")
-        if ids == []:
-            raise TokenizerError(f"{file} does not define an end token; set eos_token_id in it, or remove that key")
-        for token in ids if isinstance(ids, list) else () if ids is None else (ids,):
-            if type(token) is not int or token not in known:
-                raise TokenizerError(f"{file} has an eos_token_id that tokenizer.json does not contain: {token!r}")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
-    token = backend.token_to_id(special.get("eos_token", ""))
-    return () if token is None else (token,)
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of each token that the settings name, such as `eos_token`; vision models name more."""
-    extra = settings.get("extra_special_tokens")
-    named = {**(extra if isinstance(extra, Mapping) else {}), **settings}
-    names = (key for key in named if key.endswith("_token") and not key.startswith("add_"))
-    return {key: text for key in names if (text := _text(named[key]))}
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
-        raise TokenizerError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{file} is not a JSON object")
-    return content
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{file} cannot be read: {error}") from error
-
-
-def _text(token: Any) -> str | None:
-    """Return the text of a special token, which is written as text or as a mapping that holds it."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str | None):
-        raise TokenizerError(f"tokenizer_config.json has a special token that is not text: {text!r}")
-    return text

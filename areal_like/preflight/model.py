@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from allocation.diagnostics import Finding
+from allocation.diagnostics import Finding, Severity
 from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, read_config
 from allocation.plan import EnginePlan, ParallelSizes
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
+from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
 from areal_like.preflight.counted import find_shape
@@ -61,8 +62,10 @@ def find_model(config: RunConfig) -> tuple[ModelSpec | None, Tokenizer | None, l
         spec, findings = None, [finding("RUN-MODEL-SOURCE", "actor.path", message, help)]
     tokenizer, problems = _find_tokenizer(config, spec)
     if tokenizer and (stops := config.gconfig.stop_token_ids):
-        tokenizer.eos_token_ids = tuple(dict.fromkeys((*tokenizer.eos_token_ids, *stops)))
+        tokenizer.add_end_tokens(stops, "gconfig.stop_token_ids")
         problems += _check_stops(stops, tokenizer)
+    if tokenizer:
+        problems += _check_turn_end(config, tokenizer)
     return spec, tokenizer, findings + problems
 
 
@@ -73,6 +76,19 @@ def _check_stops(stops: list[int], tokenizer: Tokenizer) -> list[Finding]:
         return []
     message = f"the tokenizer has no token {', '.join(unknown)}, so no response ends with it"
     return [finding("RUN-STOP-TOKEN", "gconfig.stop_token_ids", message, "leave it out, or write the id of a token")]
+
+
+def _check_turn_end(config: RunConfig, tokenizer: Tokenizer) -> Iterator[Finding]:
+    """Warn if the chat template ends an assistant's turn with a token at which no response would end."""
+    end = tokenizer.turn_end
+    if end is None or end in tokenizer.end_tokens:
+        return
+    key = "actor.path" if config.tokenizer_path is None else "tokenizer_path"
+    text, known = tokenizer.decode([end], special=True), describe_end_tokens(tokenizer.backend, tokenizer.end_tokens)
+    message = f"the chat template ends an assistant's turn with {text} ({end}), and responses end only with {known}"
+    stops = [*config.gconfig.stop_token_ids, end]
+    help = f"set gconfig.stop_token_ids={stops}, or add {end} to eos_token_id in the model's generation_config.json"
+    yield finding("RUN-TOKENIZER-TURN-END", key, message, help, severity=Severity.WARNING)
 
 
 def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 from io import BytesIO
 
 import numpy as np
@@ -161,7 +162,5 @@ def test_damaged_exif_data_are_one_error():
     data = saved(Image.new("RGB", (16, 8)), "JPEG", exif=exif)
     for at in range(20, 60):
         broken = data[:at] + b"\xff" + data[at + 1 :]
-        try:
+        with suppress(ImageError):
             assert read_size(broken) == decode(broken).size
-        except ImageError as error:
-            assert str(error)

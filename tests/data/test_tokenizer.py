@@ -134,14 +134,6 @@ def test_chat_templates_need_no_torch(model):
     subprocess.run([sys.executable, "-c", code, str(model)], check=True)
 
 
-def test_end_tokens_come_from_the_generation_config_first(model):
-    edit(model / "generation_config.json", eos_token_id=[5, 7])
-    assert Tokenizer.load(str(model)).eos_token_ids == (5, 7)
-    for name in ("generation_config.json", "config.json"):
-        (model / name).unlink()
-    assert Tokenizer.load(str(model)).eos_token_ids == (Tokenizer.make("bytes").eos_token_ids[0],)
-
-
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match="no tokenizer"):
         Tokenizer.load(str(tmp_path))
@@ -178,13 +170,11 @@ def test_a_template_that_refuses_is_a_tokenizer_error(model):
                 ("2.5", "2.5"),
             ]
         ),
-        ("generation_config.json", '{"eos_token_id": []}', "generation_config.json does not define an end token"),
         ("tokenizer_config.json", '{"eos_token": 5}', "special token that is not text: 5"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a", "template": "b"}]}', "several chat templates"),
     ],
 )
 def test_a_torn_file_is_a_tokenizer_error(model, file, content, words):
-    (model / "generation_config.json").unlink()  # it goes before config.json
     (model / file).write_text(content)
     with pytest.raises(TokenizerError, match=words):
         Tokenizer.load(str(model))
