@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from areal_like.data.records import value_at
+from areal_like.data.rows import value_at
 from areal_like.types import Floats, Ints, Prompt
 
 

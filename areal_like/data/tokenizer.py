@@ -17,6 +17,7 @@ import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from areal_like.data.end_tokens import EndTokens, find_end_tokens
+from areal_like.data.prefill import WHY_NOT, split_prefill
 from areal_like.data.processor import (
     ProcessorError,
     VisionProcessor,
@@ -176,9 +177,15 @@ class Tokenizer:
     ) -> list[int]:
         """Return token ids of a conversation, including the start of the assistant's next turn; see `render_chat`.
 
-        Images of the messages (`processor.images_of`) have as many tokens as their parts.
+        A last message of the assistant is part of this start: a response continues it. Images of the messages
+        (`processor.images_of`) have as many tokens as their parts.
         """
-        return self.encode_rendered(self.render_chat(messages, tools, **arguments), messages)
+        start: str | None = ""
+        if arguments.get("add_generation_prompt", True):
+            messages, start = split_prefill(messages)
+        if start is None:
+            raise TokenizerError(f"the conversation has a last message of the assistant {WHY_NOT}. Leave it out")
+        return self.encode_rendered(self.render_chat(messages, tools, **arguments) + start, messages)
 
     def encode_rendered(self, text: str, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return token ids of rendered messages with their images; raises TokenizerError."""

@@ -61,13 +61,12 @@ def _named(given: Any, file: Path) -> dict[str, str]:
     """Return templates by name from a field that has one, or a list of objects with `name` and `template`."""
     if given is None:
         return {}
-    pairs = [(DEFAULT, given)]
+    pairs: list[tuple[Any, Any]] = [(DEFAULT, given)]
     if isinstance(given, Mapping):
         pairs = list(given.items())
     elif isinstance(given, list):
-        pairs = [
-            (each.get("name"), each.get("template")) if isinstance(each, Mapping) else (None, None) for each in given
-        ]
+        objects = [each if isinstance(each, Mapping) else {} for each in given]
+        pairs = [(each.get("name"), each.get("template")) for each in objects]
     if not all(isinstance(name, str) and isinstance(template, str) for name, template in pairs):
         raise TokenizerError(
             f"{file} has a chat_template that is neither a text nor a list of objects with name and template. Write the "

@@ -17,7 +17,8 @@ from areal_like.config.schema import (
     RunConfig,
     TrainerRole,
 )
-from areal_like.data.dataset import DatasetError, load_prompts, training_steps
+from areal_like.data.dataset import load_prompts, training_steps
+from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.answers import answer_check
 from areal_like.preflight.prompt_results import check_prompt_results
@@ -27,6 +28,7 @@ from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
+_NOTES = {"overlong_prompts": "RUN-DATASET-OVERLONG", "path": "RUN-DATASET-COLUMNS"}  # by the field of a note
 _IMITATED = ("train_dataset", "valid_dataset")  # by a warm start, which ends by the latter
 
 
@@ -38,7 +40,7 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     findings = []
 
     def note(key: str, field: str, text: str) -> None:
-        code = "RUN-DATASET-OVERLONG" if field == "overlong_prompts" else "RUN-DATASET-COLUMNS"
+        code = _NOTES.get(field, "RUN-DATASET-NULLS")
         findings.append(finding(code, f"{key}.{field}", text, severity=Severity.WARNING))
 
     played = {"train_dataset": config.workflow} | {

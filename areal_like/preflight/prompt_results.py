@@ -8,7 +8,7 @@ from areal_like.config.findings import finding, nearest_words
 from areal_like.config.schema import CurriculumConfig, RunConfig
 from areal_like.data.dataset import training_steps
 from areal_like.data.prompt_values import prompt_keys
-from areal_like.data.records import value_at
+from areal_like.data.rows import value_at
 from areal_like.types import Prompt
 
 _SECTION = "train_dataset.curriculum"

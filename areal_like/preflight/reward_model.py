@@ -55,7 +55,9 @@ def _files(model: RewardModelConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         yield finding("RUN-REWARD-MODEL-LABELS", _PATH, message, "use a model with one label")
     for prompt in prompts[:1]:
         try:
-            tokenizer.encode_chat([*prompt.messages(), {"role": "assistant", "content": "x"}])
+            tokenizer.encode_chat(
+                [*prompt.messages(), {"role": "assistant", "content": "x"}], add_generation_prompt=False
+            )
         except TokenizerError as error:
             message = f"row {prompt.sample_id + 1} with a response cannot be encoded: {error}"
             help = "correct chat_template.jinja beside the reward model"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_like.config.schema import ChatJudgeConfig
-from areal_like.data.records import value_at
+from areal_like.data.rows import value_at
 from areal_like.types import Prompt
 
 FIELDS = ("question", "answer", "response")

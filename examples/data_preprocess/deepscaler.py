@@ -15,7 +15,8 @@ import typer
 from splits import Instruction, OutputDir, Overwrite, write_splits
 
 from areal_like.config.schema import DatasetConfig
-from areal_like.data.records import DatasetError, Record, read_records
+from areal_like.data.records import read_records
+from areal_like.data.rows import DatasetError, Record
 
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
@@ -33,7 +34,7 @@ def main(
     """Write DeepScaleR's problems as Parquet, ready to train from."""
 
     def splits() -> dict[str, list[dict[str, str]]]:
-        rows = [row(record, instruction, n) for n, record in enumerate(read_records(DatasetConfig(path=input)), 1)]
+        rows = [row(record, instruction, n) for n, record in enumerate(read_records(DatasetConfig(path=input)).rows, 1)]
         if test_size >= len(rows):
             raise DatasetError("path", f"{input} has only {len(rows)} problems", "hold out fewer with --test-size")
         random.Random(seed).shuffle(rows)

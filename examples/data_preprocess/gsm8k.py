@@ -16,7 +16,8 @@ import typer
 from splits import SPLITS, Instruction, OutputDir, Overwrite, write_splits
 
 from areal_like.config.schema import DatasetConfig
-from areal_like.data.records import DatasetError, Record, read_records
+from areal_like.data.records import read_records
+from areal_like.data.rows import DatasetError, Record
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 
@@ -42,10 +43,10 @@ def read(source: str, split: str) -> Sequence[Record]:
     if Path(source).is_file():
         raise DatasetError("path", f"{source} is one file", "name the directory of train and test")
     if not Path(source).is_dir():
-        return read_records(DatasetConfig(path=source, name="main", split=split))
+        return read_records(DatasetConfig(path=source, name="main", split=split)).rows
     files = [Path(source, split + suffix) for suffix in (".jsonl", ".parquet")]
     file = next((file for file in files if file.is_file()), files[0])
-    return read_records(DatasetConfig(path=str(file)))
+    return read_records(DatasetConfig(path=str(file))).rows
 
 
 def row(record: Record, instruction: str, number: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pyarrow
 import typer
 from pyarrow import parquet
 
-from areal_like.data.records import DatasetError, Record
+from areal_like.data.rows import DatasetError, Record
 
 OutputDir = Annotated[Path, typer.Option(help="Directory for train.parquet and test.parquet.")]
 Instruction = Annotated[str, typer.Option(help="Text after each problem; empty for none.")]

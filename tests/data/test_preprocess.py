@@ -21,7 +21,7 @@ def write(file, rows):
 
 
 def read(file):
-    return list(read_records(DatasetConfig(path=str(file))))
+    return list(read_records(DatasetConfig(path=str(file))).rows)
 
 
 def test_gsm8k(tmp_path):

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from areal_like.config.schema import ArithmeticConfig, DatasetConfig, MixtureConfig, TrainDatasetConfig
 from areal_like.data.dataset import hinted_tokens, load_prompts
-from areal_like.data.records import DatasetError
+from areal_like.data.rows import DatasetError
 from areal_like.data.stream import PromptStream, shares
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.verifiers import REWARDS

@@ -1,5 +1,6 @@
 """Prompts: `train_dataset`, `valid_dataset` and `evaluator`."""
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -20,15 +21,20 @@ def _template_variables(variables: dict[str, Any]) -> dict[str, Any]:
 
 _FILE = Ignored("`path` is a file or an object", lambda at: _is_file(at.section.path))
 _NOT_HUB = Ignored(
-    "`path` is not a Hugging Face dataset", lambda at: _is_file(at.section.path) or at.section.path == "arithmetic"
+    "`path` is not a Hugging Face dataset", lambda at: _is_local(at.section.path) or at.section.path == "arithmetic"
 )
 _NOT_ARITHMETIC = Ignored("`path` is not `arithmetic`", lambda at: at.section.path != "arithmetic")
 _ONE_SET = Ignored("there is one set of prompts (`mixture`)", lambda at: not at.section.mixture)
 _NOT_EVALUATED = Ignored("nothing is evaluated", lambda at: not at.run.evaluates)
 
 
-def _is_file(path: str) -> bool:
-    return path.endswith((".jsonl", ".parquet")) or ":" in path  # or an object: my_data.py:rows
+def _is_file(path: str | list[str]) -> bool:
+    """Return whether a path is a file or an object (my_data.py:rows); a folder or a list has splits too."""
+    return isinstance(path, str) and (path.endswith((".jsonl", ".json", ".gz", ".parquet")) or ":" in path)
+
+
+def _is_local(path: str | list[str]) -> bool:
+    return not isinstance(path, str) or _is_file(path) or os.path.isdir(path)
 
 
 class ArithmeticConfig(Section):
@@ -45,15 +51,20 @@ class ArithmeticConfig(Section):
 class SourceConfig(Section):
     """Rows, and how a prompt is built from one. Reward and workflow receive all columns."""
 
-    path: Annotated[str, PATH]
-    """A JSONL or Parquet file, a Hugging Face dataset such as `openai/gsm8k`, `arithmetic`, or your own object
-    `my_data.py:rows` with `__len__` and `__getitem__`, or a function that returns one."""
+    path: Annotated[str, PATH] | Annotated[list[Annotated[str, PATH]], Field(min_length=1)]
+    """A file (`.jsonl`, `.json`, `.jsonl.gz`, `.json.gz`, `.parquet`), a folder, a pattern such as `data/*.parquet`, or
+    a list of these; a Hugging Face dataset such as `openai/gsm8k`, `arithmetic`, or your own object `my_data.py:rows`
+    with `__len__` and `__getitem__`, or a function that returns one."""
     name: Annotated[str | None, _NOT_HUB] = None
     """Configuration of a Hugging Face dataset, such as `main`."""
     split: Annotated[str, _FILE] = "train"
-    """Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."""
+    """Split of a Hugging Face dataset or of a folder whose files name splits; `train` or `test` of `arithmetic`."""
     prompt_field: str = "question"
-    """Field with the problem: text, or a list of messages (`role`, `content`). Dots reach nested fields."""
+    """Field with the problem: text, a list of messages (`role`, `content`), or such a list as JSON text. Dots reach
+    nested fields."""
+    last_assistant: Literal["refuse", "continue", "drop"] = "refuse"
+    """What happens to a last message of the assistant, where the solution often stands. `refuse`: the run does not
+    start; `continue`: responses continue its text; `drop`: it is left out."""
     answer_field: str = "answer"
     """Field with the reference answer, such as `reward_model.ground_truth`; required if the reward has a `type`."""
     image_field: str | None = "images"
@@ -66,11 +77,16 @@ class SourceConfig(Section):
     tools: list[dict[str, Any]] = Field([])
     """Tools for the chat template, as JSON schemas in OpenAI's format."""
     tools_field: str | None = None
-    """Field with a row's own tools, instead of `tools`; null: none."""
+    """Field with a row's own tools, a list or a list as JSON text, instead of `tools`; null: none."""
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_template_variables)] = Field({})
     """Variables of the chat template, such as `enable_thinking: false`."""
     arithmetic: Annotated[ArithmeticConfig, _NOT_ARITHMETIC] = ArithmeticConfig()
     """Settings of `path: arithmetic`."""
+
+    @property
+    def label(self) -> str:
+        """The path in messages."""
+        return self.path if isinstance(self.path, str) else ", ".join(self.path)
 
 
 class DatasetConfig(SourceConfig):
@@ -116,7 +132,7 @@ class ValidDatasetConfig(DatasetConfig):
     """Evaluation prompts."""
 
     split: Annotated[str, _FILE] = "test"
-    """Split of a Hugging Face dataset; `train` or `test` of `arithmetic`."""
+    """Split of a Hugging Face dataset or of a folder whose files name splits; `train` or `test` of `arithmetic`."""
     max_samples: int | None = Field(None, ge=1)
     """Number of prompts, from the first one; null: all."""
     workflow: str | None = None
