@@ -19,6 +19,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from areal_like.data.end_tokens import EndTokens, find_end_tokens
 from areal_like.data.prefill import WHY_NOT, split_prefill
 from areal_like.data.processor import (
+    PROCESSOR_FILES,
     ProcessorError,
     VisionProcessor,
     for_template,
@@ -103,7 +104,7 @@ class Tokenizer:
         """Read a directory, or a model on the Hugging Face hub; raises TokenizerError."""
         directory = Path(path)
         if not directory.is_dir():
-            directory = download(path)
+            directory = download(path, PROCESSOR_FILES)
         file = directory / "tokenizer.json"
         if not file.is_file():
             raise TokenizerError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")

@@ -1,11 +1,9 @@
 """The files of a model's tokenizer: its settings, its special tokens and its chat templates."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from areal_like.data.processor import PROCESSOR_FILES
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE, LEGACY_TEMPLATE, TEMPLATES = "chat_template.jinja", "chat_template.json", "additional_chat_templates"
@@ -16,15 +14,15 @@ class TokenizerError(Exception):
     """The tokenizer's files are missing or unusable; the message names them and the fix."""
 
 
-def download(name: str) -> Path:
-    """Download the tokenizer's files of a model on the hub, or find them in the cache."""
+def download(name: str, others: Sequence[str]) -> Path:
+    """Download the tokenizer's files of a model on the hub, and `others`, or find them in the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     configs = [CONFIG, "config.json", "generation_config.json"]
     templates = [TEMPLATE, LEGACY_TEMPLATE, f"{TEMPLATES}/*.jinja"]
     try:
-        return Path(snapshot_download(name, allow_patterns=["tokenizer.json", *templates, *configs, *PROCESSOR_FILES]))
+        return Path(snapshot_download(name, allow_patterns=["tokenizer.json", *templates, *configs, *others]))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         reason = str(error).strip().splitlines()[0]
         problem = f"{name} is neither a directory nor a model on the hub or in its cache"
