@@ -7,6 +7,7 @@ import orjson
 from pydantic import BaseModel, Field
 
 from areal_like.types import FinishReason
+from areal_like.workflows.continued_answers import merge_answers
 from areal_like.workflows.image_parts import ImageBlock, content_of
 from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, Text, Texts, check_fields
 from areal_like.workflows.replies import MODEL, error_content
@@ -76,7 +77,8 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
     chat = {name: fields[name] for name in _SAME if name in fields}
     system = _join(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
-    chat["messages"] += [own for message in asked.messages for own in _messages(message)]
+    chat["messages"] += merge_answers([own for message in asked.messages for own in _messages(message)])
+    chat["continue_final_message"] = True
     if asked.tools:
         functions = [
             {"name": tool.name, "parameters": tool.input_schema}
@@ -105,7 +107,7 @@ class AnthropicMessage:
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the message of a turn."""
-        text = turn.messages[-1]["content"]
+        text = turn.text
         content = [{"type": "text", "text": text}] if text else []
         return {**self._head, "content": [*content, *_tool_uses(turn)], **_ending(turn), "usage": _usage(turn)}
 

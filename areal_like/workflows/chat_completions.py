@@ -28,7 +28,7 @@ class ChatCompletion:
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the completion of a turn."""
-        choice = self._choice(turn) | {"message": as_sent(turn.messages[-1])}
+        choice = self._choice(turn) | {"message": as_sent({**turn.messages[-1], "content": turn.text})}
         return {**self._head, "object": "chat.completion", "usage": _usage(turn), "choices": [choice]}
 
     def start(self, prompt_tokens: int) -> bytes:

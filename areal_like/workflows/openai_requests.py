@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from areal_like.config.schema import MOST_KEPT
 from areal_like.config.schema.section import LEAST_TEMPERATURE
+from areal_like.workflows.continued_answers import find_problem
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
 from areal_like.workflows.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
 from areal_like.workflows.session import Refused, Request, Session
@@ -162,6 +163,7 @@ class Unread(BaseModel, extra="forbid"):
 
 class _Fields(Unread):
     messages: Annotated[list[_Message], Field(min_length=1)]
+    continue_final_message: Annotated[bool, Field(strict=True)] = False  # of SGLang and vLLM
     max_tokens: Count = None
     max_completion_tokens: Count = None
     temperature: Annotated[float | None, Field(strict=True, ge=0, allow_inf_nan=False), _SAMPLED] = None
@@ -190,6 +192,8 @@ def read_request(fields: Mapping[str, Any], session: Session) -> Request:
     asked = check_fields(_Fields, {name: value for name, value in fields.items() if value is not None}, session)
     tools = None if asked.tool_choice == "none" else fields.get("tools") or None
     messages = [_message(*pair) for pair in zip(fields["messages"], asked.messages, strict=True)]
+    if problem := find_problem(messages, asked.continue_final_message):
+        raise Refused(problem, "messages")
     context = Context(tools, asked.chat_template_kwargs or {})
     most, stop = asked.max_completion_tokens or asked.max_tokens, tuple(asked.stop or ())
     return Request(messages, context, most, stop, asked.temperature, asked.top_p, asked.top_k)

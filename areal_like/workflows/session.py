@@ -20,6 +20,7 @@ from areal_like.rollout.sample import OnTokens, Sampling
 from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
 from areal_like.workflows.compaction import find_summary
+from areal_like.workflows.continued_answers import start_of, with_answer
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
 from areal_like.workflows.progress import Progress
 from areal_like.workflows.turn import Turn, join_turns
@@ -164,9 +165,9 @@ class Session:
         except asyncio.CancelledError:
             self._discarded += len(response.tokens)
             raise
-        messages = [*request.messages, answer]
+        messages = with_answer(request.messages, answer)
         about = (messages, request.context, place.continuity, place.why, place.follows)
-        turn = Turn(parent, tokens[len(earlier) :], response, *about, images=images)
+        turn = Turn(parent, tokens[len(earlier) :], response, *about, images=images, start=start_of(request.messages))
         self.turns.append(turn)
         return turn
 

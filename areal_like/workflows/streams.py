@@ -83,7 +83,7 @@ class Stream:
             return self._dialect.fail(_OVER)
         except (RunError, Refused) as error:
             return self._dialect.fail(str(error))
-        return self._dialect.finish(turn, self._visible.rest(turn.messages[-1]["content"]))
+        return self._dialect.finish(turn, self._visible.rest(turn.text))
 
     @property
     def _prompt_tokens(self) -> int:

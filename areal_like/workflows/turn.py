@@ -23,7 +23,8 @@ class Turn:
 
     `messages` is the conversation with the answer; `why` explains `continuity`. `follows` is the turn that a
     conversation with other tokens continues, for example the turn that wrote its summary. `delivered` is False if the
-    connection closed before the answer was sent, True if the answer was sent or the conversation continues it.
+    connection closed before the answer was sent, True if the answer was sent or the conversation continues it. `start`
+    is the part of the answer's message that the request had.
     """
 
     parent: Turn | None
@@ -36,6 +37,12 @@ class Turn:
     follows: Turn | None = None
     delivered: bool | None = None
     images: Images = ()
+    start: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text of the answer, without the text that it continues."""
+        return str(self.messages[-1]["content"]).removeprefix(self.start)
 
     @property
     def all_images(self) -> Images:

@@ -343,3 +343,56 @@ def test_text_that_looks_like_messages_and_is_not_a_list_of_them_is_refused(tmp_
 def test_text_about_json_stays_text(tmp_path, text):
     (prompt,) = load_prompts(DatasetConfig(path=str(write_jsonl([{"question": text}], tmp_path))), PLAIN, None)
     assert PLAIN.decode(prompt.tokens) == f"[user]{text}"
+
+
+SOLVED = [*TALK, {"role": "assistant", "content": "It is 4."}]
+STARTED = [*TALK, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
+CHAT = Tokenizer(
+    BYTES.backend,
+    BYTES.eos_token_ids,
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>{% endif %}",
+)
+
+
+def prompts(folder: Path, talk: Any, tokenizer: Tokenizer = CHAT, **keys: Any) -> list[Any]:
+    path = write_jsonl([{"question": talk}], folder)
+    return load_prompts(DatasetConfig(path=str(path), **keys), tokenizer, None)
+
+
+@pytest.mark.parametrize("tokenizer", [CHAT, None])
+@pytest.mark.parametrize("talk", [SOLVED, STARTED, json.dumps(SOLVED)])
+def test_a_last_message_of_the_assistant_is_refused_without_a_key(tmp_path, talk, tokenizer):
+    with pytest.raises(DatasetError) as caught:
+        prompts(tmp_path, talk, tokenizer)
+    assert (caught.value.code, caught.value.field) == ("RUN-DATASET-ASSISTANT", "last_assistant")
+    assert "last_assistant=drop" in caught.value.remedy and "last_assistant=continue" in caught.value.remedy
+
+
+def test_a_last_message_of_the_assistant_is_dropped_or_continued(tmp_path):
+    start = "<system>Be brief.</><user>2+2?!</><assistant><think>"
+    more = {"prompt_suffix": "!", "tools": [{"type": "function"}]}
+    (dropped,) = prompts(tmp_path, [*SOLVED, {"role": "assistant", "content": "!"}], last_assistant="drop", **more)
+    assert CHAT.decode(dropped.tokens) == start and dropped.messages()[-1]["role"] == "user"
+    (continued,) = prompts(tmp_path, STARTED, last_assistant="continue", **more)
+    assert CHAT.decode(continued.tokens) == start + "It is"
+    (plain,) = prompts(tmp_path, STARTED, BYTES, last_assistant="continue")
+    assert BYTES.decode(plain.tokens) == "system: Be brief.\nuser: 2+2?\nassistant: It is"
+    for how in ("continue", "drop"):  # nothing else changes
+        (prompt,) = prompts(tmp_path, TALK, last_assistant=how)
+        assert CHAT.decode(prompt.tokens) == "<system>Be brief.</><user>2+2?</><assistant><think>"
+
+
+@pytest.mark.parametrize(
+    ("last", "how"),
+    [
+        ({"content": "", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}, "continue"),
+        ({"content": "4", "reasoning_content": "2+2"}, "continue"),
+        (None, "drop"),
+    ],
+)
+def test_what_cannot_be_continued_or_dropped_is_refused(tmp_path, last, how):
+    talk = [{"role": "assistant", "content": "Hi"}] if last is None else [*TALK, {"role": "assistant", **last}]
+    with pytest.raises(DatasetError) as caught:
+        prompts(tmp_path, talk, last_assistant=how)
+    assert caught.value.code in ("RUN-DATASET-ASSISTANT", "RUN-DATASET-PROMPT") and caught.value.remedy
