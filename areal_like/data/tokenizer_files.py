@@ -35,8 +35,8 @@ def load_templates(directory: Path, settings: Mapping[str, Any], *, sees_images:
     The order is that of transformers: `chat_template.jinja` is preferred to `settings` (tokenizer_config.json), and
     `chat_template.json` is the processor's in models that see images.
     """
-    legacy = _named(read_json(directory / LEGACY_TEMPLATE).get("chat_template"), directory / LEGACY_TEMPLATE)
-    own = _named(settings.get("chat_template"), directory / CONFIG)
+    legacy = _read_templates(read_json(directory / LEGACY_TEMPLATE).get("chat_template"), directory / LEGACY_TEMPLATE)
+    own = _read_templates(settings.get("chat_template"), directory / CONFIG)
     found = (legacy or own) if sees_images else (own or legacy)
     found |= {file.stem: read_text(file) for file in sorted((directory / TEMPLATES).glob("*.jinja"))}
     if (jinja := directory / TEMPLATE).is_file():
@@ -55,7 +55,7 @@ def select_template(templates: Mapping[str, str], tools: bool) -> str:
     return templates[WITH_TOOLS if tools and WITH_TOOLS in templates else DEFAULT]
 
 
-def _named(given: Any, file: Path) -> dict[str, str]:
+def _read_templates(given: Any, file: Path) -> dict[str, str]:
     """Return templates by name from a field that has one, or a list of objects with `name` and `template`."""
     if given is None:
         return {}

@@ -333,7 +333,7 @@ def test_limits_of_turns_and_tokens():
 
 def test_a_template_that_refuses_says_why():
     recorded, _ = session("plain", says("a"))
-    recorded.tokenizer._template = "{{ raise_exception('no tools here') }}"
+    recorded.tokenizer._templates["default"] = "{{ raise_exception('no tools here') }}"
     with pytest.raises(openai.BadRequestError, match="no tools here"):
         talk(recorded, lambda client: ask(client, [{"role": "user", "content": "x"}]))
 
