@@ -48,7 +48,9 @@ def value_is_a_size(size: Setting) -> Iterator[Problem]:
 def value_is_known(size: Setting) -> Iterator[Problem]:
     """Shell variables and references to values outside the text are unknown."""
     if "$" in size.value:
-        yield _problem_at(size, f"the text does not define the value of `{size.value[:40]}`", "write the number itself")
+        why = f": it depends on {', '.join(size.unknown)}" if size.unknown else ""
+        message = f"the text does not define the value of `{size.value[:40]}`{why}"
+        yield _problem_at(size, message, "write the number itself")
 
 
 @rule("CONVERT-DEVICES", source="ROLL evaluates device_mapping as Python; here it is parsed")

@@ -1,6 +1,7 @@
 """Other systems' settings as text: YAML, Hydra's `key=value` and command lines, each value with its position.
 
-Nothing is evaluated. YAML is only composed: every scalar stays a string, and tags create no objects.
+YAML is only composed: every scalar stays a string, and tags create no objects. Scripts are read, not run
+(`allocation/convert/shell.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 import yaml
 
-from allocation.convert.shell import calculate, with_names, words
+from allocation.convert.shell import Command, read_script
+from allocation.convert.shell_scope import ShellWord
+from allocation.convert.shell_syntax import ShellSyntaxError
 from allocation.diagnostics import Finding, Source, Span
 from allocation.language.syntax import LARGEST
 from allocation.plan import ParallelSizes
@@ -23,33 +26,40 @@ LONGEST = 200_000
 MOST_SETTINGS = 20_000
 DEEPEST = 40
 LONGEST_VALUE = 10_000
-LONGEST_REFERRED = 1_000
 
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w.-]*)=(.*)", re.S)
 _FIRST_OVERRIDE = re.compile(  # of a line, or of a command on one line
     r"^[ \t]*(?:\S{0,99}python[\d.]{0,9}[ \t][^\n=]{0,999}[ \t])?[\"']?[+~]{0,2}[A-Za-z_][\w.-]*=", re.M
 )
-_OPTION = re.compile(r"(?:\w+=)?\(?--([A-Za-z][\w-]*)(?:=(.*))?", re.S)
-_NO_VALUE = re.compile(r"--|[)\\]$|\$\{\w+\[@\]")
+_PLAIN = re.compile(
+    r"(?:\s*+[+~]{0,2}[A-Za-z_][\w.-]*+=[^\s$\"'\\`]*+(?=\s|$))++\s*"
+)  # settings without a shell's signs
+_OPTION = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.S)
+_NO_VALUE = re.compile(r"--|\$\{\w+\[@\]")
 _SEVERAL = (  # options with several values
     *("recompute-modules", "target-modules", "eval-prompt-data"),
     *("rollout-stop", "rollout-stop-token-ids"),
 )
-_FURTHER = re.compile(r"[\w/~][\w./:-]*")
-_REFERENCE = re.compile(r"\\?\$(?:\{([A-Za-z_][\w.]*|\d)(?::-([^}]*))?\}|([A-Za-z_]\w*))")
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
+_FURTHER = re.compile(r"[\w/~$][\w./:${}-]*")
+_REFERENCE = re.compile(r"\\?\$\{([A-Za-z_][\w.]*)\}")
+_PROGRAMS = (re.compile(r"train\w*\.py$"), re.compile(r"\.py$|^-m$"))  # of trainings, the likeliest first
+type _Parser = Callable[[str, Command], Iterator[Setting]]
 _ONES = ParallelSizes()
 NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value as written. `source` is its line, `span` its position in that line."""
+    """A value as written. `source` is its line, `span` its position in that line.
+
+    `unknown` names what the value depends on beyond the text, such as a variable that a script does not set.
+    """
 
     key: str
     value: str
     source: Source
     span: Span
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -61,41 +71,75 @@ class Unreadable(Exception):
     span: Span | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Words of a script's command that may be settings, and what they depend on."""
+
+    text: str
+    line: int
+    reasons: tuple[str, ...]
+
+
 class Reading:
     """Settings by dotted key, and the findings that reading them collects.
 
-    `variables` are the shell variables that the text itself sets. They are substituted, never evaluated.
+    Of a script, `unread` are the parts of its command that the script alone does not give, `included` the files that it
+    reads, and `trainings` the lines of its commands if their settings differ.
     """
 
-    def __init__(self, text: str, settings: dict[str, Setting], variables: dict[str, str] | None = None) -> None:
+    def __init__(self, text: str, settings: dict[str, Setting]) -> None:
         self.text = text
         self.settings = settings
-        self.variables = variables or {}
         self.findings: list[Finding] = []
+        self.unread: list[Unread] = []
+        self.included: list[str] = []
+        self.trainings: list[int] = []
 
     @classmethod
     def of_config(cls, text: str) -> Reading:
         """Read YAML or `key=value` overrides; a text that is neither becomes an error finding."""
-        return cls._read_with(text, _overrides if _FIRST_OVERRIDE.search(text[:LONGEST]) else _yaml)
+        if _PLAIN.fullmatch(text[:LONGEST]):
+            return cls._read_with(text, lambda reading: _plain(text))
+        is_script = _FIRST_OVERRIDE.search(text[:LONGEST])
+        return cls._read_with(text, lambda reading: reading._read_script(_overrides) if is_script else _yaml(text))
 
     @classmethod
     def of_command(cls, text: str) -> Reading:
         """Read `--option value` and `--option=value`; an option alone has the value `true`, the last one counts."""
-        return cls._read_with(text, _options)
+        return cls._read_with(text, lambda reading: reading._read_script(_options))
 
     @classmethod
-    def _read_with(cls, text: str, parse: Callable[[str], Iterator[Setting]]) -> Reading:
+    def _read_with(cls, text: str, parse: Callable[[Reading], Iterator[Setting]]) -> Reading:
         reading = cls(text, {})
         try:
             if len(text) > LONGEST:
                 raise Unreadable(f"the settings have {len(text)} characters; the limit is {LONGEST}", Source(""))
-            for setting in parse(text):
+            for setting in parse(reading):
                 reading.settings[setting.key] = setting
-            reading.variables = _variables(text)
         except Unreadable as error:
             reading.settings = {}
             reading.report(unreadable=error)
         return reading
+
+    def _read_script(self, parse: _Parser) -> Iterator[Setting]:
+        """Yield the settings of a script's training, or of all of its commands if none starts a program."""
+        try:
+            script = read_script(self.text)
+        except ShellSyntaxError as error:
+            place = _setting(self.text, "", "", error.place, error.place + 1)
+            raise Unreadable(error.reason, Source(place.source.text), place.span) from error
+        self.included = script.included
+        found = [(command, settings) for command in script.commands if (settings := list(parse(self.text, command)))]
+        started = [
+            [(command, settings) for command, settings in found if _starts(command, program)] for program in _PROGRAMS
+        ]
+        chosen = next(filter(None, started), found)
+        if chosen is not found:
+            several = {tuple((each.key, each.value) for each in settings) for _, settings in chosen}
+            self.trainings = [command.line for command, _ in chosen] if len(several) > 1 else []
+        for command, settings in chosen:
+            self.unread += _unread(command)
+            yield from settings
 
     def report(self, **known: object) -> None:
         """Add the findings of the rules that need only `known`."""
@@ -110,11 +154,11 @@ class Reading:
         )
 
     def find(self, *keys: str) -> Setting | None:
-        """Return the first of the keys that is set, references to other keys (`${a.b}`) and variables filled in."""
+        """Return the first of the keys that is set, references to other keys (`${a.b}`) filled in."""
         for key in keys:
             setting = self.settings.get(key)
-            if setting and (value := self._fill(setting.value)) not in NULL:
-                return Setting(setting.key, value, setting.source, setting.span)
+            if setting and (filled := self._fill(setting)).value not in NULL:
+                return filled
         return None
 
     def value(self, *keys: str) -> str | None:
@@ -142,40 +186,22 @@ class Reading:
             self.report(title=title, expected=expected)
         return "", self.findings
 
-    def _fill(self, value: str) -> str:
-        value = with_names(value)
+    def _fill(self, setting: Setting) -> Setting:
+        value, reasons = setting.value, list(setting.unknown)
+
+        def look_up(match: re.Match[str]) -> str:
+            other = self.settings.get(match[1])
+            if other is None or len(other.value) > LONGEST_VALUE:
+                return match[0]
+            reasons.extend(other.unknown)
+            return other.value
+
         for _ in range(8):
-            filled = _REFERENCE.sub(self._look_up, value)
+            filled = _REFERENCE.sub(look_up, value)
             if filled == value or len(filled) > LONGEST_VALUE:
                 break
             value = filled
-        return calculate(value)
-
-    def _look_up(self, match: re.Match[str]) -> str:
-        setting = self.settings.get(match[1] or match[3])
-        known = {setting.key: setting.value} | self.variables if setting else self.variables
-        return _substitute(match, known)
-
-
-def _variables(text: str) -> dict[str, str]:
-    """Return the shell variables that the text sets at the begin of its lines, in its order, with earlier ones
-    filled in."""
-    found: dict[str, str] = {}
-    begins = False
-    for word in words(text):
-        begins = begins or word.first
-        match = _VARIABLE.fullmatch(word.text) if begins else None
-        if match and len(word.text) <= LONGEST_REFERRED:
-            value = _REFERENCE.sub(lambda reference: _substitute(reference, found), with_names(_unquote(match[2])))
-            found[match[1]] = calculate(value)
-        begins = begins and word.text in ("export", "local")
-    return found
-
-
-def _substitute(reference: re.Match[str], known: Mapping[str, str]) -> str:
-    """Return the value of a reference: `${NAME:-8}` is 8 if the text does not set NAME."""
-    value = known.get(reference[1] or reference[3], reference[2] and _unquote(reference[2]))
-    return reference[0] if value is None or len(value) > LONGEST_REFERRED else value
+        return replace(setting, value=value, unknown=tuple(dict.fromkeys(reasons)))
 
 
 def number(text: str) -> int | None:
@@ -186,48 +212,64 @@ def number(text: str) -> int | None:
     return value if value <= LARGEST else None
 
 
-def _unquote(text: str) -> str:
-    """Return a value without its quotes and, as the last of an array, the parenthesis that closes it."""
-    text = text.rstrip("\\")
-    return (text if "(" in text else text.rstrip(")")).strip("\"'")
-
-
-def _setting(text: str, key: str, value: str, start: int, end: int) -> Setting:
+def _setting(text: str, key: str, value: str, start: int, end: int, unknown: tuple[str, ...] = ()) -> Setting:
     begin = text.rfind("\n", 0, start) + 1
     stop = text.find("\n", start)
     line = text[begin : stop if stop >= 0 else len(text)]
     span = Span(start - begin, min(end, begin + len(line)) - begin)
-    return Setting(key, value, Source(line, key), span)
+    if unknown and "$" not in value:  # the value of one branch
+        value = f"$({value})"
+    return Setting(key, value, Source(line, key), span, unknown)
 
 
-def _overrides(text: str) -> Iterator[Setting]:
-    for word in words(text):
+def _starts(command: Command, program: re.Pattern[str]) -> bool:
+    return any(program.search(word.text) for word in command.words)
+
+
+def _unread(command: Command) -> Iterator[Unread]:
+    """Yield the words behind a command's program of which nothing is known, unless they are an option's value."""
+    words = command.words
+    first = next((at for at, word in enumerate(words) if any(p.search(word.text) for p in _PROGRAMS)), -1)
+    for before, word in zip(words[max(first, 0) :], words[max(first, 0) + 1 :], strict=False):
+        is_value = before.text.startswith("-") and "=" not in before.text and not _NO_VALUE.match(word.text)
+        if not is_value and (word.whole or (word.unknown and re.search(r"\s", word.text) and "=" not in word.text)):
+            yield Unread(word.text, command.line, word.unknown)
+
+
+def _plain(text: str) -> Iterator[Setting]:
+    for match in re.finditer(r"[+~]{0,2}([A-Za-z_][\w.-]*)=(\S*)", text):
+        yield _setting(text, match[1], match[2], match.start(2), match.end(2))
+
+
+def _overrides(text: str, command: Command) -> Iterator[Setting]:
+    for word in command.words:
         if match := _OVERRIDE.fullmatch(word.text):
-            begin = text.find("=", word.start, word.end) + 1
-            yield _setting(text, match[1], _unquote(match[2]), begin, word.end)
-        elif " " in word.text and "=" in word.text:  # a command in quotes
-            yield from _overrides(word.text)
+            begin = text.find("=", word.start, word.end) + 1 or word.start
+            yield _setting(text, match[1], _unquote(match[2]), begin, word.end, word.unknown)
 
 
-def _options(text: str) -> Iterator[Setting]:
-    found = list(words(text))
-    for place, word in enumerate(found):
+def _unquote(text: str) -> str:
+    """Return a value without the quotes that Hydra would take off."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _options(text: str, command: Command) -> Iterator[Setting]:
+    words = command.words
+    for place, word in enumerate(words):
         match = _OPTION.fullmatch(word.text)
-        if " --" in word.text or (match and " " in word.text and not match[2]):  # several in quotes
-            yield from _options(word.text.partition("=")[2] if _VARIABLE.fullmatch(word.text) else word.text)
-            continue
         if match is None:
             continue
         key, given = match[1].replace("_", "-"), match[2]
         most = 99 if key in _SEVERAL else 1
-        after = found[place + 1 : place + 1 + most]
-        values = list(takewhile(lambda other: not (other.first or _NO_VALUE.match(other.text)), after))
+        after = words[place + 1 : place + 1 + most]
+        values: list[ShellWord] = list(takewhile(lambda other: not _NO_VALUE.match(other.text), after))
         if given is not None or not values:
-            yield _setting(text, key, _unquote(given) if given else "true", word.start, word.end)
+            yield _setting(text, key, _unquote(given) if given else "true", word.start, word.end, word.unknown)
             continue
         several = [values[0], *takewhile(lambda other: _FURTHER.fullmatch(other.text), values[1:])]
         value = f"[{','.join(each.text for each in several)}]" if len(several) > 1 else _unquote(values[0].text)
-        yield _setting(text, key, value, values[0].start, values[0].end)
+        reasons = tuple(reason for each in (word, *several) for reason in each.unknown)
+        yield _setting(text, key, value, values[0].start, values[0].end, reasons)
 
 
 def dump(settings: Mapping[str, object]) -> str:

@@ -55,7 +55,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
         elif role == "actor" and reading.has(f"{dialect.prefix}actor_rollout_ref.actor", "model_engine"):
             yield role, *_trainer(reading, base, dialect, actor)
         if role == "actor":
-            actor = _trainer(Reading(reading.text, reading.settings, reading.variables), base, dialect, actor)
+            actor = _trainer(Reading(reading.text, reading.settings), base, dialect, actor)
 
 
 def _trainer(

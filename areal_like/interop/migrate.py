@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from allocation.convert.settings import NULL, Reading
+from allocation.convert.settings import NULL, Reading, Setting
 from areal_like.config.keys import all_keys, annotation_of
 from areal_like.interop.completion import complete, drop_refused
 from areal_like.interop.keys import TITLES, defaults_of, entry, plain_key
@@ -16,6 +16,11 @@ from areal_like.interop.layouts import write_layout
 from areal_like.interop.rules import RULES
 from areal_like.interop.rules.translation import MISSING, Translation
 
+_FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\w{1,99},([^${}\n]{0,999})\}")
+_MODEL_OPTIONS = re.compile(r"\$\{MODEL_ARGS\[@\]\}")  # slime's files of the model's sizes, which config.json has
+_OPEN = re.compile(r"\$\{[\w.:]")  # a reference that nothing resolves
+_NAMES = ("experiment_name", "trial_name", "cluster.fileroot")  # which a run may choose itself
+_DEEPEST = 20
 _LISTS = ("target_modules", "recompute_modules", "stop_token_ids")
 _SECTIONS = {key.partition(".")[0] for key in all_keys()}
 _TELLING = {  # keys that identify a system
@@ -66,7 +71,7 @@ class Migration:
 
 def migrate(text: str, system: str | None = None) -> Migration:
     """Return a run's YAML from a configuration or a script; `system` is one of `TITLES`, or detected from the keys."""
-    text = re.sub(r"\$\{oc\.env:\w{1,99},([^{}\n]{0,999})\}", r"\1", text)  # the variable's default
+    text = _with_defaults(text)
     system = system or next((name for name, keys in _TELLING.items() if re.search(keys, text)), None)
     if system is None:
         known = ", ".join(TITLES.values())
@@ -75,26 +80,38 @@ def migrate(text: str, system: str | None = None) -> Migration:
     if not reading.settings:
         return Migration(system, problems=[str(found) for found in reading.findings] or ["it contains no settings"])
     done = Migration(system)
-    if unread := _unread(text, reading):
-        names = ", ".join(unread[:3])
-        done.problems.append(
-            f"{len(unread)} settings in shell variables were not read, such as {names}: write them out"
-        )
+    done.problems += _unread(reading)
     peer = Translation(system, dict(_read_settings(reading, done)), defaults_of(system, text))
     peer.changes, peer.missing, peer.renamed, peer.unneeded = done.changes, done.missing, done.renamed, done.unneeded
+    unknown = dict(peer.changes)
     _translate(peer)
     peer.data_parallel = write_layout(reading, peer)
     _follow(peer, text)
+    peer.changes |= unknown
     complete(peer)
     done.yaml = drop_refused(peer)
     return done
 
 
-def _unread(text: str, reading: Reading) -> list[str]:
-    """Return the settings of a verl or siiRL script that the reading lacks: only the shell knows their place."""
-    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    named = re.findall(r"(?:^|[\s+'\"(])\+{0,2}(actor_rollout_ref\.[\w.]+)=", lines)
-    return sorted({key for key in named if reading.find(key) is None and key not in reading.settings})
+def _with_defaults(text: str) -> str:
+    """Return the text with the defaults of environment variables in their place, as `${oc.env:NAME,default}`."""
+    for _ in range(_DEEPEST):
+        filled = _FROM_ENVIRONMENT.sub(r"\1", text)
+        if filled == text:
+            break
+        text = filled
+    return text
+
+
+def _unread(reading: Reading) -> Iterator[str]:
+    """Yield the parts of a script that the script alone does not give: all of the result may depend on them."""
+    if reading.trainings:
+        lines = ", ".join(map(str, reading.trainings))
+        yield f"the script starts several trainings with other settings, in lines {lines}: keep one of them"
+    for part in reading.unread:
+        if not _MODEL_OPTIONS.fullmatch(part.text):
+            why = ", ".join(part.reasons)
+            yield f"line {part.line}: the settings in {part.text} are not read: they depend on {why}. Write them out"
 
 
 def _as_actor(text: str, system: str) -> str:
@@ -107,30 +124,36 @@ def _as_actor(text: str, system: str) -> str:
 
 def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
     """Yield the settings with their values; a null is None, and a value known only to the shell is left to the user."""
-    for key, setting in reading.settings.items():
-        if key in reading.variables or key.isupper():
+    for key in reading.settings:
+        if key.isupper():
             continue
         found = reading.find(key)
         if found is None or found.value in NULL:
             yield key, None
-            continue
-        text = re.sub(r"\$(HOME|\{HOME\})(?=/)", "~", found.value)
-        if "$" not in text:
-            yield key, _plain(text)
-            continue
-        known = entry(done.system, key)
-        target = known[1].ours if known else None
-        if target and annotation_of(target) is not None:
-            done.missing[target] = f"{key} is {text}, a value that only the shell knows"
-            yield key, MISSING
-        elif re.fullmatch(r"\$\{[\w.]+\}", setting.value):  # refers to a section, or to a key that is not set
-            yield key, setting.value
-        elif known and known[1].together:
-            yield key, text
-        elif known is None or not known[1].unneeded:
-            done.changes[key] = f"{text} is known to the shell only"
+        elif not found.unknown and not _OPEN.search(found.value):
+            yield key, _plain(found.value)
         else:
-            done.unneeded[key] = known[1].unneeded
+            yield from _read_unknown(key, found, done)
+
+
+def _read_unknown(key: str, found: Setting, done: Migration) -> Iterator[tuple[str, Any]]:
+    """Yield a setting of which the text does not give the value, and note what it depends on."""
+    known = entry(done.system, key)
+    target = known[1].ours if known else None
+    why = f"{found.value} depends on {', '.join(found.unknown) or 'values outside the text'}"
+    if target in _NAMES:
+        done.unneeded[key] = f"{why}; the default of {target} is used"
+    elif target and annotation_of(target) is not None:
+        done.missing[target] = f"{key}: {why}"
+        yield key, MISSING
+    elif not found.unknown and re.fullmatch(r"\$\{[\w.]+\}", found.value):  # refers to a section
+        yield key, found.value
+    elif known is None or not known[1].unneeded:
+        done.changes[key] = why
+        if known and known[1].together:
+            yield key, found.value
+    else:
+        done.unneeded[key] = known[1].unneeded
 
 
 def _plain(text: str) -> Any:

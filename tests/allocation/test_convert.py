@@ -149,6 +149,7 @@ TRAINING_CMD=(
     trainer.n_gpus_per_node=\$N_GPUS_PER_NODE
     trainer.nnodes=\$NNODES
 )
+eval "${TRAINING_CMD[@]}" "$@"
 """
 # As in Trinity-RFT's guide to Megatron: only the part below `trainer.trainer_config`, with dots for what is left out.
 TRINITY_GUIDE = """
@@ -425,7 +426,7 @@ def test_a_finding_shows_the_line_and_its_key():
 def test_settings_that_an_allocation_lacks_are_named():
     _, findings = read("roll", ROLL_8B)
     assert [f.source.key for f in findings] == ["rewards.llm_judge.device_mapping"]
-    text, findings = read("verl", VERL_30B + "actor_rollout_ref.rollout.data_parallel_size=2")
+    text, findings = read("verl", f"{VERL_30B.rstrip()} actor_rollout_ref.rollout.data_parallel_size=2")
     assert text and codes(findings) == {"CONVERT-LOSES-SETTING"}
     text, findings = read("megatron", "--tensor-model-parallel-size 2 --expert-model-parallel-size 3")
     assert text == "megatron:(attn:d3t2|ffn:d1t2e3)" and codes(findings) == {"CONVERT-GPUS"}

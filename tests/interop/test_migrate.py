@@ -29,11 +29,14 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=$
 SIIRL = """
 export ACTOR_TP=4
 export MODEL=/models/qwen3-8b
+COMMAND=(
 python3 -m siirl.client.main_dag data.train_batch_size=128 data.train_files=/data/train.parquet \\
     data.max_prompt_length=2048 data.max_response_length=4096 actor_rollout_ref.model.path=\\$MODEL \\
     actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=\\$ACTOR_TP \\
     actor_rollout_ref.rollout.tensor_model_parallel_size=4 actor_rollout_ref.rollout.n=8 \\
     trainer.n_gpus_per_node=8 trainer.nnodes=1
+)
+eval "${COMMAND[@]}" "$@"
 """
 TRINITY = """
 project: demo
@@ -459,12 +462,13 @@ def test_a_script_is_split_into_words_as_a_shell_does():
     read = Reading.of_config(script)
     assert [read.value(key) for key in ("a.b", "c.d", "e.f", "g.h")] == ["16", "[1, 2]", "x y", "8"]
     options = Reading.of_command(
-        "ARGS=(\n --colocate\n --kwargs '{\"a\": 1}'\n)\nrun ${ARGS[@]} --lr=1e-6 --flag ${MORE[@]}\n"
+        "ARGS=(\n --colocate\n --kwargs '{\"a\":1}'\n)\nrun ${ARGS[@]} --lr=1e-6 --flag ${MORE[@]}\n"
     )
-    assert [options.value(key) for key in ("colocate", "kwargs", "lr", "flag")] == ["true", '{"a": 1}', "1e-6", "true"]
+    assert [options.value(key) for key in ("colocate", "kwargs", "lr", "flag")] == ["true", '{"a":1}', "1e-6", "true"]
+    assert [part.text for part in options.unread] == ["${MORE[@]}"]
     broken = Reading.of_command("echo 'open\n--lr 1e-6 \\\n --tis-clip 2\n")
-    assert (broken.value("lr"), broken.value("tis-clip")) == ("1e-6", "2")
-    assert Reading.of_config("a.b=$((1 / 0)) c.d=1\n").value("a.b") == "$((1/0))"
+    assert not broken.settings and [found.code for found in broken.findings] == ["CONVERT-TEXT"]
+    assert Reading.of_config("a.b=$((1 / 0)) c.d=1\n").value("a.b") == "$((1 / 0))"
 
 
 def test_words_behind_an_option_are_none_of_its_values():
