@@ -149,11 +149,12 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
         key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset already has this name"
         yield finding("RUN-HELD-OUT-NAME", key, message, "choose another name for the set")
     for name, data in config.evaluations.items():
-        if data.n_samples != 1 and data.temperature == 0:
+        if data.n_samples != 1 and (data.temperature == 0 or data.top_k == 1):
             own = config.evaluator.datasets.get(name)
             key = "evaluator" if own is None or own.n_samples is None else f"evaluator.datasets.{name}"
-            message = f"at temperature 0 the {data.n_samples} responses to a prompt are identical"
-            help = f"write {key}.temperature=1.0, or {key}.n_samples=1"
+            greedy, fix = ("temperature 0", "temperature=1.0") if data.temperature == 0 else ("top_k=1", "top_k=-1")
+            message = f"at {greedy} the {data.n_samples} responses to a prompt are identical"
+            help = f"write {key}.{fix}, or {key}.n_samples=1"
             yield finding("RUN-HELD-OUT-GREEDY", f"{key}.n_samples", message, help)
 
 

@@ -30,7 +30,8 @@ class Sampling:
     """Sampling settings. Temperature 0 is greedy, `top_k` -1 has no limit.
 
     A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token. With `routes` the
-    experts of each token are recorded. `adapter` is the name of one of several that the servers have.
+    experts of each token are recorded. `adapter` is the name of one of several that the servers have. The tokens of
+    evaluations are not `trained`.
     """
 
     max_new_tokens: int
@@ -42,11 +43,12 @@ class Sampling:
     top_k: int = -1
     min_p: float = 0.0
     adapter: str | None = None
+    trained: bool = True
 
     @property
     def is_cut(self) -> bool:
-        """Whether tokens are drawn from some of the vocabulary, which ids servers then return for each of them."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        """Whether trained tokens are drawn from some of the vocabulary: servers then return the ids for each of them."""
+        return self.trained and self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 class WrongVersion(ServerError):

@@ -94,8 +94,15 @@ def evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, Evaluation
     sets = {}
     for name, data in job.config.evaluations.items():
         n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens
-        stop = job.tokenizer.eos_token_ids
-        sampling = Sampling(most, data.temperature or 0.0, stop_token_ids=stop, adapter=job.adapter)
+        sampling = Sampling(
+            most,
+            data.temperature or 0.0,
+            1.0 if data.top_p is None else data.top_p,
+            job.tokenizer.eos_token_ids,
+            top_k=-1 if data.top_k is None else data.top_k,
+            adapter=job.adapter,
+            trained=False,
+        )
         sets[name] = EvaluationSet(
             job.evaluated[name], workflows.evaluate(data.workflow or SINGLE_TURN, sampling, n_samples), n_samples
         )

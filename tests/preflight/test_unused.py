@@ -110,6 +110,10 @@ def unused(file, *overrides, device="cpu"):
         ([], "episode.max_turns=3", ["workflow=my_workflow.py:run"]),
         ([], "episode.tool_call_parser=qwen25", ["workflow=my_workflow.py:run"]),
         (["valid_dataset=null"], "evaluator.temperature=0.5", []),
+        ([], "evaluator.top_p=0.5", ["evaluator.temperature=0.5"]),
+        ([], "evaluator.top_k=5", ["evaluator.temperature=0.5"]),
+        ([SET], "evaluator.datasets.a.top_k=5", [SET, "evaluator.datasets.a.temperature=0.5"]),
+        (["evaluator.temperature=0.5", SET, "evaluator.datasets.a.temperature=0"], "evaluator.datasets.a.top_p=0.5", [SET, "evaluator.temperature=1"]),
         (["evaluator={at_start: false, at_end: false}"], "evaluator.temperature=0.5", ["evaluator.freq_steps=2"]),
     ],
 )

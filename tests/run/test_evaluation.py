@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from fake_server import FakeServer, open_pool, output
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.preflight import preflight
+from areal_like.run.collecting import evaluation_sets
 from areal_like.run.evaluation import EvaluationSet, Evaluator, pass_at
 from areal_like.types import FinishReason, Prompt, Trajectory
 
@@ -85,6 +88,37 @@ def test_sets_have_the_evaluator_s_settings_or_their_own(write):
     assert config.context_length == 40 + 12 + 8  # what SGLang keeps
 
 
+CUT = [*HARD, "evaluator.top_p=0.9", "evaluator.top_k=7", "evaluator.datasets.hard.top_k=1", "sglang.context_length=null"]
+
+
+def test_servers_are_asked_for_the_sampling_of_each_set(write):
+    """What arrives at a server, without the ids of each token, which only the trainer needs."""
+    job = preflight(load(write(), [*CUT, "evaluator.datasets.hard.n_samples=1"])).job
+    asked = {}
+
+    class Workflows:
+        def evaluate(self, workflow, sampling, n_samples):
+            asked[sampling.top_k] = sampling
+            return answering([])
+
+    async def answer(_, body):
+        return [output([3], reason="length") for _ in body["input_ids"]]
+
+    async def run(sampling):
+        server = FakeServer(answer)
+        async with open_pool(server, 0) as pool:
+            await pool.sample([1, 2], sampling)
+        (body,) = server.bodies("/generate")
+        return body
+
+    assert set(evaluation_sets(job, Workflows())) == {"valid_dataset", "hard"}
+    for top_k in (7, 1):
+        body = asyncio.run(run(replace(asked[top_k], max_new_tokens=1)))
+        (params,) = body["sampling_params"]
+        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.6, 0.9, top_k)
+        assert "return_sampling_mask" not in body
+
+
 def test_the_prompts_of_every_set_are_read(write):
     checked = preflight(load(write(), [*HARD, "sglang.context_length=null"]))
     assert checked.job, checked.findings
@@ -96,6 +130,7 @@ def test_the_prompts_of_every_set_are_read(write):
     [
         (["evaluator.n_samples=4"], "evaluator.n_samples"),
         ([*HARD, "evaluator.datasets.hard.n_samples=2", "evaluator.datasets.hard.temperature=0"], "hard.n_samples"),
+        ([*HARD, "evaluator.datasets.hard.top_k=1"], "evaluator.n_samples"),
         ([*SETS, "evaluator.datasets.hard.split=dev"], "evaluator.datasets.hard.split"),
     ],
 )

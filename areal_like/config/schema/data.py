@@ -25,6 +25,14 @@ _NOT_HUB = Ignored(
 )
 _NOT_ARITHMETIC = Ignored("`path` is not `arithmetic`", lambda at: at.section.path != "arithmetic")
 _ONE_SET = Ignored("there is one set of prompts (`mixture`)", lambda at: not at.section.mixture)
+_GREEDY = Ignored(
+    "all evaluations are greedy (`evaluator.temperature: 0`)",
+    lambda at: not any(data.temperature for data in at.run.evaluations.values()),
+)
+_GREEDY_SET = Ignored(
+    "the evaluations of this set are greedy (`temperature: 0`)",
+    lambda at: not (at.run.evaluator.temperature if at.section.temperature is None else at.section.temperature),
+)
 _NOT_EVALUATED = Ignored("nothing is evaluated", lambda at: not at.run.evaluates)
 
 
@@ -146,6 +154,10 @@ class EvaluationConfig(ValidDatasetConfig):
     """Responses per prompt; null: `evaluator.n_samples`."""
     temperature: Annotated[float | None, TEMPERATURE] = Field(None, ge=0)
     """Softmax temperature, 0 is greedy; null: `evaluator.temperature`."""
+    top_p: Annotated[float | None, _GREEDY_SET] = Field(None, gt=0, le=1)
+    """Nucleus: share of the probability mass that is sampled from; null: `evaluator.top_p`."""
+    top_k: Annotated[int | None, _GREEDY_SET] = Field(None, ge=-1)
+    """Number of the likeliest ids that are sampled from, -1 or 0: no limit; null: `evaluator.top_k`."""
     max_new_tokens: int | None = Field(None, ge=1)
     """Maximum response length in tokens; null: `evaluator.max_new_tokens`."""
 
@@ -159,6 +171,10 @@ class EvaluatorConfig(Section):
     """Responses per prompt: the n of mean@n and the largest k of pass@k."""
     temperature: Annotated[float, TEMPERATURE, _NOT_EVALUATED] = Field(0.0, ge=0)
     """Softmax temperature in evaluations; 0 is greedy."""
+    top_p: Annotated[float, _NOT_EVALUATED, _GREEDY] = Field(1.0, gt=0, le=1)
+    """Nucleus in evaluations: share of the probability mass that is sampled from."""
+    top_k: Annotated[int, _NOT_EVALUATED, _GREEDY] = Field(-1, ge=-1)
+    """Number of the likeliest ids that are sampled from in evaluations; -1 or 0: no limit."""
     max_new_tokens: Annotated[int | None, _NOT_EVALUATED] = Field(None, ge=1)
     """Maximum response length in tokens; null: `gconfig.max_new_tokens`."""
     pass_reward: Annotated[float, _NOT_EVALUATED] = 1.0
@@ -168,5 +184,5 @@ class EvaluatorConfig(Section):
     at_end: bool = True
     """Evaluate after the last training step."""
     datasets: dict[Annotated[str, _SET_NAME], EvaluationConfig] = Field({})
-    """More sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature` and `max_new_tokens` where they
-    differ."""
+    """More sets by name: the keys of `valid_dataset`, and `n_samples`, `temperature`, `top_p`, `top_k` and
+    `max_new_tokens` where they differ."""

@@ -229,6 +229,8 @@ class RunConfig(Section):
         common = {
             "n_samples": self.evaluator.n_samples,
             "temperature": self.evaluator.temperature,
+            "top_p": self.evaluator.top_p,
+            "top_k": self.evaluator.top_k,
             "max_new_tokens": self.evaluator.max_new_tokens or self.gconfig.max_new_tokens,
             "workflow": self.workflow or SINGLE_TURN,
         }
