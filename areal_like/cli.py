@@ -28,6 +28,9 @@ def main(
         list[str] | None, typer.Argument(metavar="key=value ...", help="Overrides of the file.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="With --dry-run: print the whole configuration.")
+    ] = False,
 ) -> None:
     """Train a model by asynchronous reinforcement learning.
 
@@ -44,12 +47,13 @@ def main(
     except ConfigError as error:
         complain(error.findings)
         raise typer.Exit(INVALID) from error
-    typer.echo(dump(loaded.config))
+    typer.echo("All checks passed.")
     typer.echo(f"End tokens: {describe_end_tokens(job.tokenizer.backend, job.tokenizer.end_tokens)}")
     Console().print(_describe_plan(job))
     if job.sharing:
         typer.echo(job.sharing)
-    typer.echo("All checks passed.")
+    if show_config:
+        typer.echo(dump(loaded.config))
 
 
 def _describe_plan(job: Job) -> Table:

@@ -61,7 +61,7 @@ def run(config: Config, overrides: Overrides = None) -> None:
     """
     from areal_like.cli import main as script
 
-    script(config, overrides)
+    script(config, overrides, dry_run=False, show_config=False)
 
 
 @app.command()
@@ -75,8 +75,11 @@ def check(
     backend: Annotated[
         Literal["megatron", "fsdp"] | None, typer.Option(help="With --model: consider this trainer only.")
     ] = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the whole configuration too, with all defaults.")
+    ] = False,
 ) -> None:
-    """Check everything that a run needs, and print its configuration and layout. Starts and writes nothing.
+    """Check everything that a run needs, and print the verdict and its layout. Starts and writes nothing.
 
     With --model: report which trainers support a model, and where SGLang serves it, without a network. Exit code 1: no
     trainer takes it, with the reasons.
@@ -99,7 +102,7 @@ def check(
     else:
         from areal_like.cli import main as script
 
-        script(config, overrides, dry_run=True)
+        script(config, overrides, dry_run=True, show_config=show_config)
 
 
 def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> None:
@@ -327,19 +330,26 @@ def migrate(
     system: Annotated[
         str | None, typer.Option(help="areal, verl, siirl, trinity, roll or slime; else by its keys.")
     ] = None,
-    accept: Annotated[bool, typer.Option("--accept", help="Exit with 0 even if training changes.")] = False,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Exit with 0 even if training changes, unless a value is `???`.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List the renamed and the unnecessary keys too.")
+    ] = False,
 ) -> None:
     """Write another system's configuration as a run's YAML to standard output.
 
-    All keys are listed on stderr, in three classes: keys that change training, renamed keys and unnecessary keys.
-    Values that you must set are `???` in the YAML. The exit code is 1 if training changes (see --accept) or if the
-    input cannot be read.
+    The verdict on stderr comes first, then the keys that change training, values that you must set (`???` in the YAML)
+    and values that the run's checks refuse. Scripts are read and never run. The exit code is 0 if the run trains as the
+    configuration does, and 1 if training changes (see --accept), a value is `???` or refused, or the input is not read
+    in full.
 
     \b
     Examples:
       areal-like migrate run_qwen3_grpo.sh > run.yaml
-      areal-like migrate gsm8k_grpo_megatron.yaml --system areal
+      areal-like migrate gsm8k_grpo_megatron.yaml --system areal --verbose
     """
+    from areal_like.interop.checks import find_refusals
     from areal_like.interop.keys import TITLES
     from areal_like.interop.migrate import migrate as read
 
@@ -350,14 +360,13 @@ def migrate(
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="FILE") from error
     done = read(text, system)
-    typer.echo(done.report(), err=True)
+    if done.yaml:
+        done.refused = find_refusals(done.yaml)
+    typer.echo(done.report(verbose=verbose), err=True)
     typer.echo(done.yaml, nl=False)
     if done.changes and not accept:
-        typer.echo(
-            "error: the converted run trains differently (the changes are listed above). Use --accept to exit with 0 all the same",
-            err=True,
-        )
-    if done.problems or (done.changes and not accept):
+        typer.echo("error: the run trains differently. Use --accept if you accept the changes above.", err=True)
+    if done.problems or done.missing or done.refused or (done.changes and not accept):
         raise typer.Exit(1)
 
 

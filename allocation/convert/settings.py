@@ -6,6 +6,7 @@ YAML is only composed: every scalar stays a string, and tags create no objects. 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ _SEVERAL = (  # options with several values
     *("recompute-modules", "target-modules", "eval-prompt-data"),
     *("rollout-stop", "rollout-stop-token-ids"),
 )
-_FURTHER = re.compile(r"[\w/~$][\w./:${}-]*")
 _REFERENCE = re.compile(r"\\?\$\{([A-Za-z_][\w.]*)\}")
 _PROGRAMS = (re.compile(r"train\w*\.py$"), re.compile(r"\.py$|^-m$"))  # of trainings, the likeliest first
 type _Parser = Callable[[str, Command], Iterator[Setting]]
@@ -266,10 +266,15 @@ def _options(text: str, command: Command) -> Iterator[Setting]:
         if given is not None or not values:
             yield _setting(text, key, _unquote(given) if given else "true", word.start, word.end, word.unknown)
             continue
-        several = [values[0], *takewhile(lambda other: _FURTHER.fullmatch(other.text), values[1:])]
-        value = f"[{','.join(each.text for each in several)}]" if len(several) > 1 else _unquote(values[0].text)
+        several = values if key in _SEVERAL else values[:1]
+        value = _unquote(values[0].text) if len(several) == 1 else f"[{','.join(map(_item, several))}]"
         reasons = tuple(reason for each in (word, *several) for reason in each.unknown)
         yield _setting(text, key, value, values[0].start, values[0].end, reasons)
+
+
+def _item(word: ShellWord) -> str:
+    """Return a word as an item of a YAML list."""
+    return word.text if re.fullmatch(r"[\w/~$.][\w./:$-]*", word.text) else json.dumps(word.text)
 
 
 def dump(settings: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from allocation.convert import verl
 from allocation.convert.drafts import Draft, fill_data_parallel, join
+from allocation.convert.megatron import MEGATRON
 from allocation.convert.settings import Reading, dump
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
@@ -18,6 +19,7 @@ _TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_fol
 _PART = replace(_TRINITY, prefix="")
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"
 _MODEL = "explorer.rollout_model"
+_TRAINING = ("trainer", "algorithm", "buffer")
 _SERVING = ("explore", "bench", "serve")
 
 
@@ -27,6 +29,8 @@ def read(text: str) -> tuple[str, list[Finding]]:
     mode = reading.value("mode") or "both"
     dialect = _PART if reading.has("actor_rollout_ref", "critic") else _TRINITY
     found = [] if mode in _SERVING else list(verl.trainers(reading, dialect))
+    if not found and mode not in _SERVING and reading.has(*_TRAINING) and reading.size(_GPUS, default=0):
+        found = [_default_trainer(reading)]
     served = mode != "train" and reading.has(_MODEL)
     if not reading.settings or not (found or served):
         return reading.nothing("Trinity-RFT", f"{_MODEL} or trainer.trainer_config")
@@ -46,6 +50,14 @@ def read(text: str) -> tuple[str, list[Finding]]:
     servers = [Draft("rollout", "vllm", rollout)] if served else []
     groups = [[*servers, *trainers]] if mode == "colocate" else [servers, trainers]
     return join([group for group in groups if group]), reading.findings
+
+
+def _default_trainer(reading: Reading) -> verl.Found:
+    """Return the actor of settings without a section of it: FSDP, on all GPUs that the explorer leaves."""
+    if reading.value("trainer.trainer_strategy") == "megatron":
+        sizes = {name: f"trainer.megatron.{key}" for name, key in MEGATRON.items()}
+        return "actor", "megatron", reading.sizes(sizes)
+    return "actor", "fsdp", ParallelSizes(cp=reading.size("trainer.ulysses_sequence_parallel_size"))
 
 
 def _auxiliary(reading: Reading) -> int:

@@ -49,6 +49,7 @@ def complete(peer: Translation) -> None:
     """Add missing roles, and drop unused sections and values equal to our defaults."""
     _roles(peer)
     _evaluation(peer)
+    _repetitions(peer)
     _recomputation(peer)
     _sampling(peer)
     ours = peer.ours
@@ -120,6 +121,19 @@ def _evaluation(peer: Translation) -> None:
         del ours[key]
         if key in peer.renamed.values():
             peer.unneeded[key] = "the configuration names no evaluation prompts (valid_dataset.path)"
+
+
+def _repetitions(peer: Translation) -> None:
+    """Answer each evaluation prompt once where all of its answers would be the same."""
+    for section in ("evaluator", *(place for place in _sets(peer.ours) if place != "valid_dataset")):
+        names = [f"{section}.{name}" for name in ("temperature", "top_k", "n_samples")]
+        temperature, top_k, n_samples = (peer.ours.get(name) for name in names)
+        if temperature is None and section != "evaluator":
+            continue
+        greedy = temperature in (None, 0) or top_k == 1
+        if greedy and n_samples not in (None, 1):
+            peer.ours[names[2]] = 1
+            peer.renamed[names[2]] = f"1, because the {n_samples} greedy answers to a prompt are the same"
 
 
 def _recomputation(peer: Translation) -> None:

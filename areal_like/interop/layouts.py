@@ -72,7 +72,20 @@ def _read(reading: Reading, peer: Translation) -> tuple[str, list[Any]]:
         place = f"{role}.scheduling_strategy"
         if peer.get(f"{place}.type") == "colocation" and peer.get(f"{place}.target") in ("actor", "rollout"):
             lines += [f"{place}.type=colocation", f"{place}.target={peer.get(f'{place}.target')}"]
+    if not any("colocation" in line for line in lines) and _is_colocated(peer, lines):
+        lines += [f"{_SHARED}.type=colocation", f"{_SHARED}.target=actor"]
     return read("areal", "\n".join(lines))
+
+
+def _is_colocated(peer: Translation, lines: list[str]) -> bool:
+    """Return whether trainer and servers share GPUs without a key for it: AReaL's awex with offload, on few GPUs."""
+    if peer.get("actor.weight_update_mode") != "awex" or not peer.is_on("enable_offload"):
+        return False
+    nodes, each = peer.get("cluster.n_nodes") or 1, peer.get("cluster.n_gpus_per_node") or 8
+    text, findings = read("areal", "\n".join(lines))
+    if not text or any(found.severity is Severity.ERROR for found in findings):
+        return False
+    return bool(compile(_two_roles(text, peer)).n_gpus > nodes * each)
 
 
 def _sharing(reading: Reading, peer: Translation) -> None:

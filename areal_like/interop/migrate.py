@@ -34,23 +34,26 @@ _TELLING = {  # keys that identify a system
 _HEADINGS = {
     "changes": "changes training",
     "missing": "to be set by the user (???)",
+    "refused": "refused by the run's checks",
     "renamed": "renamed",
     "unneeded": "unnecessary",
 }
+_QUIET = ("renamed", "unneeded")
 
 
 @dataclass
 class Migration:
     """A run's YAML, and the notes about it by key.
 
-    `changes`: training changes; `missing`: `???` in the YAML; `renamed` and `unneeded` change nothing. `problems` are
-    the unreadable parts.
+    `changes`: training changes; `missing`: `???` in the YAML; `refused`: values that a run's checks refuse
+    (`areal_like.interop.checks`); `renamed` and `unneeded` change nothing. `problems` are the unreadable parts.
     """
 
     system: str
     yaml: str = ""
     changes: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     unneeded: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -60,13 +63,37 @@ class Migration:
         """Return whether the run, once completed, trains as the other system's configuration does."""
         return not self.changes and not self.problems
 
-    def report(self) -> str:
-        """Return all notes, one line per key, under the heading of their class."""
-        parts = [f"error: {problem}" for problem in self.problems]
+    @property
+    def ready(self) -> bool:
+        """Return whether the YAML is a run that trains as the other system's configuration does."""
+        return self.same and not self.missing and not self.refused
+
+    def report(self, *, verbose: bool = True) -> str:
+        """Return the verdict, and the notes under the heading of their class, one line per key.
+
+        If not `verbose`, the keys that need no attention are only counted.
+        """
+        parts = [self._verdict(), *(f"error: {problem}" for problem in self.problems)]
         for name, heading in _HEADINGS.items():
-            if notes := getattr(self, name):
+            notes = getattr(self, name)
+            if notes and (verbose or name not in _QUIET):
                 parts += [f"{heading}:", *(f"  {key}: {note}" for key, note in notes.items())]
+        if not verbose and (quiet := [f"{len(getattr(self, n))} {_HEADINGS[n]}" for n in _QUIET if getattr(self, n)]):
+            parts.append(f"{', '.join(quiet)}: list these keys with --verbose")
         return "\n".join(parts)
+
+    def _verdict(self) -> str:
+        """Return the result in one line."""
+        if self.problems:
+            return "Not converted: the input was not read in full."
+        if self.ready:
+            return "Converted: the run trains as the configuration does."
+        counts = {
+            "changes training": len(self.changes),
+            "must be set by you": len(self.missing),
+            "refused by the run's checks": len(self.refused),
+        }
+        return f"Not ready to run: {'; '.join(f'{number} {what}' for what, number in counts.items() if number)}."
 
 
 def migrate(text: str, system: str | None = None) -> Migration:

@@ -47,7 +47,7 @@ class Sampling:
 
     @property
     def is_cut(self) -> bool:
-        """Whether trained tokens are drawn from some of the vocabulary: servers then return the ids for each of them."""
+        """Whether trained tokens are drawn from some of the vocabulary: servers then return the ids for each."""
         return self.trained and self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 

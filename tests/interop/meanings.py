@@ -192,7 +192,8 @@ reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=64 rew
 data.filter_overlong_prompts=True -> train_dataset.overlong_prompts = drop
 data.truncation=left -> train_dataset.overlong_prompts = truncate
 data.truncation=right -> !
-R.val_kwargs.n=4 -> evaluator.n_samples = 4
+R.val_kwargs.n=4 -> evaluator.n_samples = 1
+R.val_kwargs.n=4 R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True -> evaluator.n_samples = 4
 -> rollout.router_replay = "off"
 A.router_replay.mode=R3 R.enable_rollout_routing_replay=True -> rollout.router_replay = auto
 A.megatron.router_replay.mode=R3 R.enable_rollout_routing_replay=True -> rollout.router_replay = auto

@@ -113,7 +113,11 @@ def unused(file, *overrides, device="cpu"):
         ([], "evaluator.top_p=0.5", ["evaluator.temperature=0.5"]),
         ([], "evaluator.top_k=5", ["evaluator.temperature=0.5"]),
         ([SET], "evaluator.datasets.a.top_k=5", [SET, "evaluator.datasets.a.temperature=0.5"]),
-        (["evaluator.temperature=0.5", SET, "evaluator.datasets.a.temperature=0"], "evaluator.datasets.a.top_p=0.5", [SET, "evaluator.temperature=1"]),
+        (
+            ["evaluator.temperature=0.5", SET, "evaluator.datasets.a.temperature=0"],
+            "evaluator.datasets.a.top_p=0.5",
+            [SET, "evaluator.temperature=1"],
+        ),
         (["evaluator={at_start: false, at_end: false}"], "evaluator.temperature=0.5", ["evaluator.freq_steps=2"]),
     ],
 )

@@ -88,7 +88,13 @@ def test_sets_have_the_evaluator_s_settings_or_their_own(write):
     assert config.context_length == 40 + 12 + 8  # what SGLang keeps
 
 
-CUT = [*HARD, "evaluator.top_p=0.9", "evaluator.top_k=7", "evaluator.datasets.hard.top_k=1", "sglang.context_length=null"]
+CUT = [
+    *HARD,
+    "evaluator.top_p=0.9",
+    "evaluator.top_k=7",
+    "evaluator.datasets.hard.top_k=1",
+    "sglang.context_length=null",
+]
 
 
 def test_servers_are_asked_for_the_sampling_of_each_set(write):

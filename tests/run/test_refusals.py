@@ -168,14 +168,17 @@ def test_everything_that_is_wrong_is_told_at_once(wrong: dict[str, str]) -> None
         assert words in result.stderr
 
 
-def test_a_dry_run_prints_plan_and_configuration() -> None:
+def test_a_dry_run_prints_its_verdict_first_and_the_configuration_on_request() -> None:
     overrides = ["trial_name=first", "actor.backend=megatron:t2", "total_train_steps=7"]
     result = call("--dry-run", *overrides)
     assert result.exit_code == 0, result.output
-    printed, plan = result.stdout.split("\n\n")[0], result.stdout.split("\n\n")[1]
+    verdict, plan = result.stdout.split("\n", 1)
+    assert verdict == "All checks passed."
+    assert "sglang[rollout]:d1+megatron[actor]:t2 on cpu, 7 steps" in plan and "experiment_name" not in plan
+    shown = call("--dry-run", "--show-config", *overrides).stdout
+    assert shown.startswith(result.stdout.rstrip())
+    printed = shown[shown.index("experiment_name:") :]
     assert yaml.safe_load(printed) == load(CONFIG, overrides).config.model_dump()
-    assert "sglang[rollout]:d1+megatron[actor]:t2 on cpu, 7 steps" in plan
-    assert "All checks passed." in result.stdout
 
 
 def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,19 @@ DEFAULTS = {
 
 def defaults_of(system: str, text: str) -> Mapping[str, Any]:
     """Return the defaults that a configuration or command has; verl's two trainers have their own."""
-    return verl_sft.DEFAULTS if system == "verl" and is_sft_command(text) else DEFAULTS[system]
+    if system == "verl" and is_sft_command(text):
+        return verl_sft.DEFAULTS
+    return DEFAULTS[system] | verl.ASYNC_DEFAULTS if system == "verl" and is_async_command(text) else DEFAULTS[system]
 
 
 def is_sft_command(text: str) -> bool:
     """Return whether a script starts verl's trainer for supervised fine-tuning."""
     return "sft_trainer" in text and "main_ppo" not in text
+
+
+def is_async_command(text: str) -> bool:
+    """Return whether a script starts verl's fully asynchronous trainer."""
+    return bool(re.search(r"fully_async_(main|policy\.)|(?m:^async_training:)|\basync_training\.", text))
 
 
 def entry(system: str, key: str) -> tuple[str, Entry] | None:

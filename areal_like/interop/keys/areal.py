@@ -7,7 +7,6 @@ from areal_like.interop.keys.entries import Table, changes, drop, rename, togeth
 
 _OWN = drop("the run's value is used")
 _TRAINER = ("actor", "critic", "ref")
-_FREQUENCY = "frequencies in epochs or seconds are not supported: set {}.freq_steps"
 
 AREAL: Table = {
     "async_training": drop("training is asynchronous; rollout.max_head_offpolicyness=0 makes it synchronous"),
@@ -65,7 +64,10 @@ AREAL: Table = {
     "gconfig.skip_special_tokens": drop("rewards receive the text without special tokens"),
     "gconfig.lora_name": drop("a run has a single adapter"),
     "gconfig.use_beam_search": changes("responses are always sampled", False),
-    "eval_gconfig": drop("use the keys of evaluator"),
+    **{f"eval_gconfig.{k}": together(f"evaluator.{k}") for k in ("temperature", "top_p", "top_k", "n_samples")},
+    "eval_gconfig.max_new_tokens": rename("evaluator.max_new_tokens"),
+    "eval_gconfig.greedy": together("evaluator.temperature"),
+    "eval_gconfig": shared.SPEED,
     **{f"{role}.{name}": _OWN for role in _TRAINER for name in ("experiment_name", "trial_name")},
     **{f"{role}.init_from_scratch": changes("use actor.init_model for random weights", False) for role in _TRAINER},
     **{f"{role}.disable_dropout": drop("models are trained without dropout") for role in _TRAINER},
@@ -90,7 +92,10 @@ AREAL: Table = {
     **{f"{role}.enable_tree_training": shared.SPEED for role in _TRAINER},
     **{f"{role}.is_critic": drop("use the section critic") for role in _TRAINER},
     **{f"{role}.temperature": together("gconfig.temperature") for role in _TRAINER},
-    **{f"{role}.weight_update_mode": rename("weight_update.mode", {"xccl": None, "nccl": None}) for role in _TRAINER},
+    **{
+        f"{role}.weight_update_mode": rename("weight_update.mode", dict.fromkeys(("xccl", "nccl", "awex")))
+        for role in _TRAINER
+    },
     **{f"{role}.megatron.ddp.{k}": rename(f"{role}.megatron.{k}") for role in ("actor", "critic") for k in shared.DDP},
     **{f"{role}.megatron.ddp": shared.SPEED for role in _TRAINER},
     **{
@@ -164,7 +169,9 @@ AREAL: Table = {
         for k in ("batch_size", "shuffle", "drop_last", "dataset_kwargs")
     },
     "saver.freq_steps": rename("saver.freq_steps"),
-    "saver": drop(_FREQUENCY.format("saver")),
+    "saver.freq_epochs": together("saver.freq_steps"),
+    "saver.freq_secs": together("saver.freq_steps"),
+    "saver": drop("the run's value is used"),
     "recover.mode": rename(
         "recover.mode",
         {
@@ -180,7 +187,10 @@ AREAL: Table = {
     "recover.freq_steps": rename("recover.freq_steps"),
     "recover": drop("use recover.freq_steps or recover.freq_secs"),
     "evaluator.eval_before_train": rename("evaluator.at_start"),
-    "evaluator": drop(_FREQUENCY.format("evaluator")),
+    "evaluator.freq_steps": rename("evaluator.freq_steps"),
+    "evaluator.freq_epochs": together("evaluator.freq_steps"),
+    "evaluator.freq_secs": together("evaluator.freq_steps"),
+    "evaluator": drop("the run's value is used"),
     "stats_logger": drop("stats_logger has separate switches"),
     "checkpointer": drop("use the section saver"),
     "launcher": drop("use the section scheduler"),

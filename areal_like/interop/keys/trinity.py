@@ -126,7 +126,12 @@ TRINITY: Table = {
     "buffer.explorer_input.eval_tasksets.subset_name": together("valid_dataset.name"),
     "buffer.explorer_input.eval_tasksets.format.prompt_key": together("valid_dataset.prompt_field"),
     "buffer.explorer_input.eval_tasksets.format.response_key": together("valid_dataset.answer_field"),
+    "buffer.explorer_input.eval_tasksets.format.system_prompt": together("valid_dataset.system_prompt"),
     "buffer.explorer_input.eval_tasksets.repeat_times": together("evaluator.n_samples"),
+    **{
+        f"buffer.explorer_input.eval_tasksets.rollout_args.{k}": together(f"evaluator.{ours}")
+        for k, ours in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("n", "n_samples"))
+    },
     "buffer.explorer_input.eval_tasksets": shared.HELD_OUT,
     "buffer.explorer_input.default_workflow_type": together("workflow"),
     "buffer.explorer_input.default_eval_workflow_type": shared.HELD_OUT,

@@ -138,6 +138,7 @@ VERL: Table = {
     f"{_ACTOR}.loss_scale_factor": changes("the constant length is gconfig.max_new_tokens"),
     f"{_ACTOR}.policy_loss.loss_mode": together("algorithm"),
     f"{_ACTOR}.policy_loss": drop("only used with policy_loss.loss_mode"),
+    f"{_ACTOR}.use_rollout_log_probs": together("actor.use_decoupled_loss"),
     f"{_ACTOR}.tis_imp_ratio_cap": together("actor.behave_imp_weight_mode and actor.behave_imp_weight_cap"),
     f"{_ACTOR}.tau_pos": together("actor.sapo_tau_pos"),
     f"{_ACTOR}.tau_neg": together("actor.sapo_tau_neg"),
@@ -186,8 +187,10 @@ VERL: Table = {
     f"{_ROLLOUT}.max_model_len": rename("sglang.context_length"),
     f"{_ROLLOUT}.val_kwargs.temperature": together("evaluator.temperature"),
     f"{_ROLLOUT}.val_kwargs.do_sample": together("evaluator.temperature"),
+    f"{_ROLLOUT}.val_kwargs.top_p": together("evaluator.top_p"),
+    f"{_ROLLOUT}.val_kwargs.top_k": together("evaluator.top_k"),
     f"{_ROLLOUT}.val_kwargs.n": rename("evaluator.n_samples"),
-    f"{_ROLLOUT}.val_kwargs": drop("evaluation samples from the full distribution"),
+    f"{_ROLLOUT}.val_kwargs": changes("evaluations have temperature, top_p, top_k and n_samples"),
     **{
         f"{_ROLLOUT}.{k}": shared.LAYOUT
         for k in (
@@ -239,7 +242,25 @@ VERL: Table = {
     "trainer.max_actor_ckpt_to_keep": rename("recover.keep", {"None": None}),
     "trainer.critic_warmup": together("critic.warmup_steps"),
     "trainer.project_name": drop("use experiment_name"),
+    "trainer.v1.trainer_mode": changes("set rollout.max_head_offpolicyness, and separate GPUs for the servers", "sync"),
     "trainer": shared.SPEED,
+    "rollout.n": drop("verl reads actor_rollout_ref.rollout.n"),
+    "rollout.nnodes": shared.LAYOUT,
+    "rollout.n_gpus_per_node": shared.LAYOUT,
+    "rollout.total_rollout_steps": together("total_train_steps"),
+    "rollout.test_freq": together("evaluator.freq_steps"),
+    "async_training.staleness_threshold": together("rollout.max_head_offpolicyness"),
+    "async_training.trigger_parameter_sync_step": together("train_dataset.batch_size and actor.ppo_n_minibatches"),
+    "async_training.require_batches": together("train_dataset.batch_size and actor.ppo_n_minibatches"),
+    "async_training.partial_rollout": together("weight_update.requests"),
+    "async_training.compute_prox_log_prob": together("actor.use_decoupled_loss"),
+    **{
+        f"async_training.{k}": shared.SPEED
+        for k in (
+            *("use_trainer_do_validate", "use_dynamic_resource_scheduling", "concurrent_samples_per_replica"),
+            *("dynamic_schedule_policy", "dynamic_schedule_deactivate_ratio", "dynamic_schedule_enable_rebalance"),
+        )
+    },
     "algorithm.adv_estimator": together("algorithm"),
     "algorithm.norm_adv_by_std_in_grpo": together("actor.reward_norm.std_level"),
     "algorithm.use_kl_in_reward": together("actor.kl_ctl"),
@@ -306,6 +327,8 @@ DEFAULTS: dict[str, Any] = {
     f"{_ROLLOUT}.temperature": 1.0,
     f"{_ROLLOUT}.val_kwargs.temperature": 0,
     f"{_ROLLOUT}.val_kwargs.n": 1,
+    f"{_ROLLOUT}.val_kwargs.top_p": 1.0,
+    f"{_ROLLOUT}.val_kwargs.top_k": -1,
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
@@ -313,4 +336,13 @@ DEFAULTS: dict[str, Any] = {
     "data.prompt_key": "prompt",
     "data.truncation": "error",
     "trainer.total_epochs": 30,
+}
+# Of verl's fully asynchronous trainer, in addition: `verl/experimental/fully_async_policy/config/`.
+ASYNC_DEFAULTS: dict[str, Any] = {
+    "async_training.staleness_threshold": 0.1,
+    "async_training.trigger_parameter_sync_step": 4,
+    "async_training.require_batches": 1,
+    "async_training.partial_rollout": True,
+    "algorithm.rollout_correction.bypass_mode": True,
+    "rollout.total_rollout_steps": 100,
 }

@@ -6,6 +6,7 @@ from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.translation import Translation
 
 _NORM = {"mean_level": "batch", "std_level": "batch", "mean_leave1out": False, "std_unbiased": True}
+_GSM8K_ROWS = 7473  # of the training split
 _OTHER_TRAINING = {"sft": "sft", "dpo": "dpo", "rw": None, "rm": None}
 
 
@@ -28,6 +29,9 @@ def rules(peer: Translation, text: str) -> None:
     if temperature is not None and temperature != peer.get("gconfig.temperature"):
         peer.changes["actor.temperature"] = "the trainer's log-probs always use gconfig.temperature"
     _rollouts(peer)
+    _evaluation(peer)
+    for section in ("saver", "evaluator"):
+        _frequency(peer, section)
     if own := _OTHER_TRAINING.get(str(peer.get("train_dataset.type"))):
         train_on_dataset(peer, own)
 
@@ -100,6 +104,11 @@ def _reference(peer: Translation) -> None:
         )
         weight = 0
     peer.ours["actor.kl_ctl"] = weight
+    estimator = str(peer.get("actor.kl_estimator"))
+    if weight and estimator != "k1":
+        note = f"{estimator}: only k1 in the reward has the gradient of the divergence; k1 is used"
+        peer.changes["actor.kl_estimator"] = note
+        peer.ours["actor.kl_estimator"] = "k1"
 
 
 def _data(peer: Translation) -> None:
@@ -129,3 +138,35 @@ def _rollouts(peer: Translation) -> None:
     parser = peer.said.get("rollout.agent.tool_call_parser")
     if parser:
         peer.ours["episode.tool_call_parser"] = parser
+
+
+def _evaluation(peer: Translation) -> None:
+    """Write the sampling of evaluations: `eval_gconfig`, or as in training; AReaL's script for GSM8K has its own."""
+    own = {name: peer.get(f"eval_gconfig.{name}", f"gconfig.{name}") for name in ("temperature", "top_p", "top_k")}
+    if not any(peer.keys_below("eval_gconfig")) and peer.ours.get("reward.type") == "gsm8k":
+        own["temperature"] = 0.6
+        peer.renamed["evaluator.temperature"] = "0.6, as AReaL's training script for GSM8K sets it"
+    if peer.is_on("eval_gconfig.greedy"):
+        own["temperature"] = 0.0
+    peer.evaluate("evaluator", own["temperature"], own["top_p"], own["top_k"])
+    peer.ours["evaluator.n_samples"] = peer.get("eval_gconfig.n_samples", "gconfig.n_samples")
+    if "evaluator.freq_steps" not in peer.ours:
+        peer.ours["evaluator.at_start"] = False
+
+
+def _frequency(peer: Translation, section: str) -> None:
+    """Write a frequency in steps for one in epochs, which needs the number of rows; the last step always counts."""
+    epochs, seconds = peer.number(f"{section}.freq_epochs"), peer.number(f"{section}.freq_secs")
+    if peer.ours.get(f"{section}.freq_steps") is not None or (epochs is None and seconds is None):
+        return
+    if section == "evaluator" and "valid_dataset.path" not in peer.ours:
+        return
+    rows, batch = _GSM8K_ROWS, peer.get("train_dataset.batch_size")
+    if seconds is None and epochs is not None and epochs >= (peer.get("total_train_epochs") or 1):
+        peer.unneeded[f"{section}.freq_epochs"] = "the last step is always included"
+    elif seconds is None and epochs is not None and peer.ours.get("reward.type") == "gsm8k" and isinstance(batch, int):
+        peer.ours[f"{section}.freq_steps"] = steps = max(1, round(epochs * rows / batch))
+        peer.renamed[f"{section}.freq_epochs"] = f"now {section}.freq_steps={steps}, for {rows} rows"
+    else:
+        every = f"every {epochs} epochs" if seconds is None else f"every {seconds} seconds"
+        peer.fill(f"{section}.freq_steps", f"{every}: set the training steps between two")

@@ -251,6 +251,8 @@ def _data(peer: Translation) -> None:
         peer.fill("train_dataset.path", f"one of {', '.join(map(str, files))}; set the others in train_dataset.mixture")
     if held_out:
         peer.ours["valid_dataset.path"] = held_out[0] if isinstance(held_out, list) else held_out
+    sampling = [peer.get(f"validation.generating_args.{name}") for name in ("temperature", "top_p", "top_k")]
+    peer.evaluate("evaluator", *((0.0, None, None) if peer.is_on("val_greedy") else sampling))
     _images(peer)
     if "actor_train.data_args.messages" in peer.said:
         peer.ours["train_dataset.prompt_field"] = peer.get("actor_train.data_args.messages")

@@ -1,6 +1,7 @@
 """Values that follow from several of slime's options."""
 
 import json
+import re
 
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES, VIDEO
 from areal_like.interop.rules.images import sees_images
@@ -36,6 +37,7 @@ def rules(peer: Translation, text: str) -> None:
     if any(mark in text for mark in _STREAMED):
         peer.ours["rollout.max_head_offpolicyness"] = 1
     _user_code(peer)
+    _evaluation(peer)
     _images(peer)
     if peer.get("loss-type") == "sft_loss":
         train_on_dataset(peer, "sft", peer.ours.get("actor.ppo_n_minibatches", 1))
@@ -140,9 +142,22 @@ def _user_code(peer: Translation) -> None:
         peer.ours["actor.dynamic_sampling"] = True
         if not str(filtering).endswith("check_reward_nonzero_std"):
             peer.changes["dynamic-sampling-filter-path"] = f"{filtering}: only groups of equal rewards are replaced"
+
+
+def _evaluation(peer: Translation) -> None:
+    """Write the evaluation sets, NAME PATH each, and their sampling: the rollouts' where nothing else is set."""
+    names = ("temperature", "top-p", "top-k")
+    peer.evaluate("evaluator", *(peer.get(f"eval-{name}", f"rollout-{name}") for name in names))
     held_out = peer.get("eval-prompt-data")
-    if held_out is not None:
-        name, *paths = str(held_out).split() if not isinstance(held_out, list) else held_out
-        peer.ours["valid_dataset.path"] = paths[0] if paths else name
-        if len(paths) > 2:
-            peer.unneeded["eval-prompt-data"] = f"set more evaluation sets in evaluator.datasets ({paths[1:]})"
+    if peer.get("eval-config") is not None:
+        peer.fill("valid_dataset.path", f"{peer.get('eval-config')} describes the evaluation sets, and was not read")
+        return
+    if held_out is None:
+        return
+    parts = list(map(str, held_out)) if isinstance(held_out, list) else str(held_out).split()
+    if len(parts) % 2:
+        peer.fill("valid_dataset.path", f"{' '.join(parts)}: slime takes a name and a path for each set")
+        return
+    (_, peer.ours["valid_dataset.path"]), *others = zip(parts[::2], parts[1::2], strict=True)
+    for name, path in others:
+        peer.ours[f"evaluator.datasets.{re.sub(r'[^\w-]+', '_', name)}.path"] = path

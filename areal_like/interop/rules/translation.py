@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from areal_like.interop.keys.shared import ESTIMATORS
+from areal_like.interop.keys.shared import ALL_WORDS, ESTIMATORS
 
 MISSING = "???"  # OmegaConf's mark for a value that the user must fill in
 NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
@@ -93,6 +93,16 @@ class Translation:
             loss = "k3"
         if any(both):
             self.ours["actor.kl_estimator"] = None if all(both) else "k1" if both[0] else ESTIMATORS.get(loss, loss)
+
+    def evaluate(self, section: str, temperature: Any, top_p: Any, top_k: Any) -> None:
+        """Write the sampling of evaluations; greedy ones have no other settings."""
+        if temperature is None:
+            return
+        self.ours[f"{section}.temperature"] = temperature
+        if temperature != 0:
+            limit = ALL_WORDS.get(str(top_k), top_k)
+            own = {"top_p": 1.0 if top_p is None else top_p, "top_k": -1 if limit is None else limit}
+            self.ours |= {f"{section}.{name}": value for name, value in own.items()}
 
     def replay(self, on: bool) -> None:
         """Write whether models with experts replay the servers' routes (R3)."""

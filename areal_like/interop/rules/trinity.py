@@ -1,5 +1,6 @@
 """Values that follow from several of Trinity-RFT's keys."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ _TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # preset
 }
 _CLIPS = {"gspo": (3e-4, 4e-4, None, "sequence_mean"), "cispo": (1.0, 0.28, None, "token_mean")}
 _ADVANTAGES = {"ppo": "ppo", "grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo", "rloo": "rloo"}
+_MOST_SETS = 100
 _PLAIN_WORKFLOWS = ("math_workflow", "simple_workflow", "async_math_workflow", "async_simple_workflow")
 
 
@@ -169,17 +171,28 @@ def _tasks(peer: Translation) -> None:
 
 
 def _evaluation(peer: Translation) -> None:
-    """Evaluate on the first set, and name the others."""
-    place = "buffer.explorer_input.eval_tasksets.0"
+    """Write the evaluation sets, each with its own sampling: the model's where nothing else is set."""
+    place = "buffer.explorer_input.eval_tasksets"
     names = {
         "path": "path",
         "split": "split",
         "subset_name": "name",
         "format.prompt_key": "prompt_field",
         "format.response_key": "answer_field",
+        "format.system_prompt": "system_prompt",
     }
-    for theirs, ours in names.items():
-        if (value := peer.get(f"{place}.{theirs}")) is not None:
-            peer.ours[f"valid_dataset.{ours}"] = value
-    if times := peer.number(f"{place}.repeat_times"):
-        peer.ours["evaluator.n_samples"] = times
+    for number in range(_MOST_SETS):
+        if (path := peer.get(f"{place}.{number}.path")) is None:
+            return
+        named = re.sub(r"[^\w-]+", "_", str(peer.get(f"{place}.{number}.name") or f"set_{number + 1}"))
+        section = f"evaluator.datasets.{named}" if number else "valid_dataset"
+        for theirs, ours in names.items():
+            if (value := peer.get(f"{place}.{number}.{theirs}")) is not None:
+                peer.ours[f"{section}.{ours}"] = value
+        own, model = f"{place}.{number}.rollout_args", "model"
+        sampling = {name: peer.get(f"{own}.{name}", f"{model}.{name}") for name in ("temperature", "top_p", "top_k")}
+        kind = "evaluator" if section == "valid_dataset" else section
+        temperature = 1.0 if sampling["temperature"] is None else sampling["temperature"]
+        peer.evaluate(kind, temperature, sampling["top_p"], sampling["top_k"])
+        peer.ours[f"{kind}.n_samples"] = peer.number(f"{own}.n", f"{place}.{number}.repeat_times") or 1
+        peer.renamed[f"{place}.{number}.path"] = f"now {section}.path, which is {path}"

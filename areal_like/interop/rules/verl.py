@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from areal_like.interop.keys import is_sft_command
+from areal_like.interop.keys import is_async_command, is_sft_command
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
 from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.offline import imitate_in_verl
@@ -64,6 +64,10 @@ def rules(peer: Translation, text: str) -> None:
     _data(peer)
     _evaluation(peer)
     _reward(peer)
+    if is_async_command(text):
+        _stream(peer)
+    elif "one_step_off_policy" in text:
+        peer.ours["rollout.max_head_offpolicyness"] = 1
 
 
 def _algorithm(peer: Translation, estimator: str) -> None:
@@ -119,6 +123,34 @@ def _divergence(peer: Translation, estimator: str) -> None:
         peer.changes["algorithm.use_kl_in_reward"] = (
             "it is subtracted from the reward after the group's norm, not before"
         )
+
+
+def _stream(peer: Translation) -> None:
+    """Write the batches of verl's fully asynchronous trainer: a step is what it trains between two weight updates."""
+    place = "async_training"
+    updates, batches = (peer.get(f"{place}.{key}") for key in ("trigger_parameter_sync_step", "require_batches"))
+    mini, whole = peer.get(f"{_ACTOR}.ppo_mini_batch_size"), peer.get("rollout.total_rollout_steps")
+    if all(isinstance(value, int) and value > 0 for value in (updates, batches, mini)):
+        peer.ours["train_dataset.batch_size"] = updates * batches * mini
+        peer.ours["actor.ppo_n_minibatches"] = updates * batches
+        peer.changes.pop(f"{_ACTOR}.ppo_mini_batch_size", None)
+        peer.missing.pop("actor.ppo_n_minibatches", None)
+        if isinstance(whole, int):
+            peer.ours["total_train_steps"] = max(1, whole // (updates * batches * mini))
+            peer.ours["total_train_epochs"] = peer.ours["total_train_steps"]
+    else:
+        peer.fill("train_dataset.batch_size", f"{place}: the prompts between two weight updates are unknown")
+    bound = peer.number(f"{place}.staleness_threshold")
+    if bound is None:
+        peer.fill("rollout.max_head_offpolicyness", f"{place}.staleness_threshold is unknown")
+    else:
+        peer.ours["rollout.max_head_offpolicyness"] = bound = -int(-bound // 1)
+    if bound:
+        peer.ours["weight_update.requests"] = "recompute" if peer.is_on(f"{place}.partial_rollout") else "drain"
+    if peer.is_on(f"{place}.compute_prox_log_prob"):
+        peer.ours["actor.use_decoupled_loss"] = True
+    if (every := peer.number("rollout.test_freq")) is not None:
+        peer.ours["evaluator.freq_steps"] = every if every > 0 else None
 
 
 def _correction(peer: Translation) -> None:
@@ -212,8 +244,15 @@ def _data(peer: Translation) -> None:
 
 
 def _evaluation(peer: Translation) -> None:
-    sampled = peer.is_on(f"{_ROLLOUT}.val_kwargs.do_sample")
-    peer.ours["evaluator.temperature"] = peer.get(f"{_ROLLOUT}.val_kwargs.temperature") if sampled else 0.0
+    """Write the sampling of evaluations; without `do_sample`, siiRL's are greedy, and verl's agent loop ignores it."""
+    place = f"{_ROLLOUT}.val_kwargs"
+    greedy = peer.system == "siirl" and not peer.is_on(f"{place}.do_sample")
+    peer.evaluate(
+        "evaluator",
+        0.0 if greedy else peer.get(f"{place}.temperature"),
+        peer.get(f"{place}.top_p"),
+        peer.get(f"{place}.top_k"),
+    )
 
 
 def _reward(peer: Translation) -> None:
