@@ -17,6 +17,7 @@ _OUTSIDE = (  # codes of findings about files, the model, or this machine
     *("RUN-WORKFLOW-", "RUN-REWARD-IMPORT", "RUN-REWARD-FUNCTION", "RUN-REWARD-MODEL-", "RUN-REWARD-JUDGE-"),
     *("RUN-TEACHER-MODEL", "RUN-TEACHER-TOKENIZER"),
 )
+_MACHINE = {"device": "cuda", "scheduler": {"type": "local"}}  # no cluster is asked
 _NOWHERE = "/nonexistent"  # where no file is read, no code imported, and no hub asked
 _CODE = re.compile(r"(^|\.)(workflow|function|algorithm)$")
 _FILES = re.compile(r"(^|\.)path$")
@@ -26,7 +27,7 @@ def find_refusals(text: str) -> dict[str, str]:
     """Return what the run's own checks refuse in a migrated YAML, by key; `???` counts as a valid value."""
     values = _hide_files(yaml.safe_load(fill_placeholders(text)), "")
     try:
-        checked = preflight(load({**values, "device": "cuda"}), dry_run=True)
+        checked = preflight(load({**values, **_MACHINE}), dry_run=True)
     except ConfigError as error:
         return {str(found.key): str(found.message) for found in error.findings}
     return {

@@ -233,7 +233,8 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _with_stand_ins(ours: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(ours)
     for key in [key for key, value in ours.items() if value == MISSING]:
-        values[key] = _STAND_INS.get(key, "my_file.py:run" if "str" in str(annotation_of(key)) else 1)
+        kind = str(annotation_of(key))
+        values[key] = _STAND_INS.get(key, "my_file.py:run" if "str" in kind else True if "bool" in kind else 1)
     return values
 
 

@@ -13,6 +13,7 @@ from areal_like.interop.rules.translation import Translation
 
 _ROLES = ("ref", "critic")
 _PACKED = ".mb_spec.max_tokens_per_mb"
+_OWN_POOLS = ("rollout", "actor_rollout_ref.rollout")
 _KEYS = ("allocation_mode", "actor.backend", "rollout.backend")
 _SHARED = "rollout.scheduling_strategy"
 
@@ -46,8 +47,9 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
     peer.ours["allocation_mode"] = allocation
     _role_layouts(parse(allocation), peer)
     _packing(plan, peer)
+    _pools(plan, peer)
     _cluster(plan.n_gpus, peer)
-    if "|" in allocation:
+    if any(len(group.members) > 1 for group in parse(allocation).groups):
         _sharing(reading, peer)
     return next((engine.sizes.dp for engine in plan.engines if engine.role == "actor"), 1)
 
@@ -120,6 +122,20 @@ def _packing(plan: Plan, peer: Translation) -> None:
         if isinstance(peer.ours[key], int):
             peer.ours[key] *= cp
             peer.renamed[key] = f"{peer.ours[key]}, for {cp} GPUs that share sequences"
+
+
+def _pools(plan: Plan, peer: Translation) -> None:
+    """Write the cluster of a trainer and of servers that verl gives a number of nodes and GPUs each."""
+    nodes, each = peer.get("trainer.nnodes") or 1, peer.get("trainer.n_gpus_per_node")
+    own = next((place for place in _OWN_POOLS if peer.number(f"{place}.nnodes")), None)
+    if own is None or peer.system == "trinity" or not isinstance(each, int):
+        return
+    more, served = peer.get(f"{own}.nnodes"), peer.get(f"{own}.n_gpus_per_node") or each
+    if not (isinstance(served, int) and isinstance(nodes, int) and isinstance(more, int)):
+        return
+    beside = nodes == more and each + served <= 8  # on the same nodes
+    peer.ours["cluster.n_gpus_per_node"] = each + served if beside else max(each, served)
+    peer.ours["cluster.n_nodes"] = nodes if beside else nodes + more
 
 
 def _cluster(gpus: int, peer: Translation) -> None:

@@ -198,7 +198,7 @@ def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.Monk
         rows = [{"question": "1 + 1?", "answer": "#### 2"}] * 256
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = ("train_dataset.path=train.jsonl", "valid_dataset.path=test.jsonl")
-    result = call(*published.OVERRIDES, *data, "--dry-run", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
+    result = call(*published.OVERRIDES, *data, "--dry-run", "--show-config", config=EXAMPLES / "gsm8k_grpo_moe.yaml")
     assert result.exit_code == 0, result.output
     assert "sglang[rollout]:d4t4+megatron[actor]:(attn:d1p4t2c2|ffn:d1p4t1e4) on cuda" in result.stdout
     assert "use_deterministic_algorithms: true" in result.stdout

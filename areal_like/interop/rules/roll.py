@@ -34,8 +34,6 @@ def rules(peer: Translation, text: str) -> None:
     batch_turns(peer) if estimator in BY_TURN else _batches(peer)
     if any(peer.keys_below("train_env_manager")):
         _agents(peer)
-    if peer.is_on("is_offload_states"):
-        peer.ours["rollout.sharing"] = "alternate"
     if (ratio := peer.number("async_generation_ratio")) is not None:
         peer.ours["rollout.max_head_offpolicyness"] = -int(-ratio // 1)
     _data(peer)

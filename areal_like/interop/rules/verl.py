@@ -7,7 +7,7 @@ from areal_like.interop.keys import is_async_command, is_sft_command
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
 from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.offline import imitate_in_verl
-from areal_like.interop.rules.translation import Translation
+from areal_like.interop.rules.translation import MISSING, Translation
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 _CORRECTION = "algorithm.rollout_correction"
@@ -30,6 +30,11 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "constant",
 }
 _LOSSES = {"vanilla": None, **{name: name for name in ("gspo", "cispo", "sapo", "cpgd")}, "geo_mean": "gmpo"}
+_OVERLONG = (
+    "reward_model.overlong_buffer",
+    "reward_model.reward_kwargs.overlong_buffer_cfg",
+    "reward.reward_kwargs.overlong_buffer_cfg",
+)
 _BY_SEQUENCE = ("sapo", "geo_mean")  # regardless of loss_agg_mode
 
 
@@ -256,16 +261,15 @@ def _evaluation(peer: Translation) -> None:
 
 
 def _reward(peer: Translation) -> None:
-    place = "reward_model.overlong_buffer"
-    if not any(peer.keys_below(place)):
-        place = "reward_model.reward_kwargs.overlong_buffer_cfg"
+    place = next((place for place in _OVERLONG if any(peer.keys_below(place))), _OVERLONG[0])
     if peer.is_on(f"{place}.enable"):
         peer.ours["actor.overlong_penalty_factor"] = peer.get(f"{place}.penalty_factor")
         peer.ours["actor.overlong_tokens"] = peer.get(f"{place}.len")
-    if (own := peer.get("custom_reward_function.path")) is not None:
+    if (own := peer.get("custom_reward_function.path", "reward.custom_reward_function.path")) is not None:
         peer.fill("reward.function", f"{own}: write it as my_rewards.py:score, which takes (response, row)")
-    elif peer.is_on("reward_model.enable"):
-        peer.ours |= {"reward.type": "model", "reward.model.path": peer.get("reward_model.model.path") or "???"}
+    elif peer.is_on("reward_model.enable", "reward.reward_model.enable"):
+        path = peer.get("reward_model.model.path", "reward.reward_model.model_path")
+        peer.ours |= {"reward.type": "model", "reward.model.path": path or MISSING}
         peer.fill("reward.model.backend", "the layout of the reward model's servers, such as sglang:d1")
     elif "gsm8k" in str(peer.get("data.train_files")).lower() and "math" not in str(peer.get("data.train_files")):
         peer.ours["reward.type"] = "gsm8k"
