@@ -11,11 +11,10 @@ from areal_like.config.load import load
 from areal_like.interop.completion import fill_placeholders
 from areal_like.preflight import preflight
 
-_OUTSIDE = (  # codes of findings about files, the model, or this machine
-    *("RUN-DATASET-", "RUN-MODEL-", "RUN-TOKENIZER-", "RUN-WEIGHTS-", "RUN-START-"),
-    *("RUN-MACHINE-", "RUN-DIRECTORY-", "RUN-PORT-", "RUN-RESUME-", "RUN-PACKAGE", "RUN-ENDPOINT-"),
-    *("RUN-WORKFLOW-", "RUN-REWARD-IMPORT", "RUN-REWARD-FUNCTION", "RUN-REWARD-MODEL-", "RUN-REWARD-JUDGE-"),
-    *("RUN-TEACHER-MODEL", "RUN-TEACHER-TOKENIZER"),
+_OUTSIDE = (  # beginnings of codes: findings about files, the model, or this machine
+    *("DATASET", "MODEL", "TOKENIZER", "WEIGHTS", "START", "MACHINE", "DIRECTORY", "PORT", "RESUME", "PACKAGE"),
+    *("ENDPOINT", "WORKFLOW", "REWARD-IMPORT", "REWARD-FUNCTION", "REWARD-MODEL", "REWARD-JUDGE"),
+    *("TEACHER-MODEL", "TEACHER-TOKENIZER"),
 )
 _MACHINE = {"device": "cuda", "scheduler": {"type": "local"}}  # no cluster is asked
 _NOWHERE = "/nonexistent"  # where no file is read, no code imported, and no hub asked
@@ -33,7 +32,7 @@ def find_refusals(text: str) -> dict[str, str]:
     return {
         str(found.key): f"{found.message} [{found.code}]" + (f". {found.help}" if found.help else "")
         for found in checked.findings
-        if found.severity is Severity.ERROR and not found.code.startswith(_OUTSIDE)
+        if found.severity is Severity.ERROR and not found.code.removeprefix("RUN-").startswith(_OUTSIDE)
     }
 
 

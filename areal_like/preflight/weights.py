@@ -11,6 +11,8 @@ from allocation.model_spec import ModelSpec
 from areal_like.config.findings import ConfigError, finding
 
 _INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_BESIDE = ("consolidated", "adapter")  # a copy under other names, and adapters of the model
 _EMBEDDING = "embed_tokens.weight"  # of every family of model that the compiler knows
 
 
@@ -81,10 +83,15 @@ def layer_matrices(directory: Path) -> set[str]:
 
 
 def weight_files(directory: Path, key: str) -> list[Path]:
-    """Return the weight files of the index, or all files without one; raise ConfigError about `key` if none exist."""
+    """Return the files that a run loads: those of the index, `model.safetensors`, or all but copies and adapters.
+
+    Raises ConfigError about `key` if none exist.
+    """
     index, remedy = directory / _INDEX, "save the model's weights there"
     if not index.is_file():
-        if files := sorted(directory.glob("*.safetensors")):
+        if (whole := directory / _WHOLE).is_file():
+            return [whole]
+        if files := [file for file in sorted(directory.glob("*.safetensors")) if not file.name.startswith(_BESIDE)]:
             return files
         raise _wrong(key, "RUN-WEIGHTS-MISSING", f"{directory} has no weights: no *.safetensors file", remedy)
     try:

@@ -34,8 +34,9 @@ def _example(system: str) -> str:
     done = migrate(file.read_text())
     if done.problems or done.system != system:
         raise ValueError(f"{file} is not read as {system}'s: {done.problems}")
-    command = f"areal-like migrate docs/coming_from/examples/{file.name} > run.yaml"
-    ending = "" if done.same else " It exits with code 1, because a setting changes training."
+    command = f"areal-like migrate docs/coming_from/examples/{file.name} --verbose > run.yaml"
+    why = "a setting changes training" if done.changes else "a value is left to you (`???`)"
+    ending = "" if done.ready else f" It exits with code 1, because {why}."
     return f"""
 ## An example
 

@@ -45,7 +45,9 @@ def test_what_is_printed_and_stored_has_no_secret_and_the_run_still_gets_it(tmp_
     assert values["actor"]["env_vars"] == {"WANDB_API_KEY": MASK, "HF_TOKEN": MASK}
     assert values["stats_logger"]["mlflow"]["tracking_uri"] == f"postgresql://me:{MASK}@host/db"
     assert config.actor.env_vars["HF_TOKEN"] == "s3cret-token"
-    printed = CliRunner().invoke(commands.app, ["check", str(CONFIG), f"cluster.fileroot={tmp_path}", SECRETS[0]])
+    printed = CliRunner().invoke(
+        commands.app, ["check", str(CONFIG), "--show-config", f"cluster.fileroot={tmp_path}", SECRETS[0]]
+    )
     assert MASK in printed.output and "s3cret" not in printed.output
 
 

@@ -13,6 +13,11 @@ valid_dataset: {path: /data/test.jsonl}
 gconfig: {n_samples: 4, max_new_tokens: 1024}
 """
 AREAL = """
+-> evaluator.temperature = 1.0
+-> evaluator.n_samples = 4
+train_dataset.path=openai/gsm8k -> evaluator.temperature = 0.6
+eval_gconfig={temperature: 0.3, top_p: 0.9, n_samples: 2} -> evaluator.top_p = 0.9
+eval_gconfig={greedy: true} -> evaluator.n_samples = 1
 -> actor.ppo_n_minibatches = 4
 -> actor.eps_clip = 0.2
 -> actor.kl_ctl = 0.1
@@ -203,6 +208,9 @@ A.router_replay.mode=disabled -> rollout.router_replay = "off"
 A.router_replay.mode=R2 -> !
 A.megatron.router_replay.mode=R2 -> !
 R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True -> evaluator.temperature = 0.6
+R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True R.val_kwargs.top_p=0.7 -> evaluator.top_p = 0.7
+R.val_kwargs.temperature=0.6 R.val_kwargs.do_sample=True R.val_kwargs.top_k=20 -> evaluator.top_k = 20
+R.val_kwargs.top_p=0.7 -> evaluator.top_p = 1.0
 R.top_p=0.9 -> !
 R.top_p=0.9 R.top_k=50 -> gconfig.top_p = 0.9
 R.top_p=0.9 R.top_k=50 -> gconfig.top_k = 50
@@ -229,6 +237,8 @@ M.path=/models/MiniCPM-o-2_6 -> !
 VERL = (
     _VERL
     + """
+R.val_kwargs.temperature=1.0 -> evaluator.temperature = 1.0
+trainer.v1.trainer_mode=colocate_async -> !
 algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0 -> actor.behave_imp_weight_cap = 3.0
 algorithm.rollout_correction.rollout_is=sequence -> actor.behave_imp_weight_mode = sequence_truncate
 algorithm.rollout_correction.rollout_token_veto_threshold=1.0e-4 -> actor.behave_imp_weight_veto = 0.0001
@@ -239,6 +249,7 @@ SIIRL_BASE = VERL_BASE.replace("verl.trainer.main_ppo", "siirl.main_dag")
 SIIRL = (
     _VERL.replace("lr_scheduler_type = constant", "lr_scheduler_type = linear")
     + """
+R.val_kwargs.temperature=1.0 -> evaluator.temperature = 0.0
 A.strategy=fsdp -> actor.optimizer.lr_scheduler_type = constant
 A.optim.lr_decay_style=cosine -> actor.optimizer.lr_scheduler_type = cosine
 A.use_cpgd_loss=True A.policy_drift_coeff=0.001 -> actor.policy_drift_coeff = 0.001
@@ -254,6 +265,14 @@ SLIME_BASE = """python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8
 --eval-prompt-data aime /data/aime.jsonl
 """
 SLIME = """
+-> evaluator.temperature = 1.0
+--rollout-temperature 0.8 -> evaluator.temperature = 0.8
+--rollout-temperature 0.8 --eval-temperature 0.6 -> evaluator.temperature = 0.6
+--eval-temperature 0 -> evaluator.temperature = 0
+--eval-top-p 0.7 -> evaluator.top_p = 0.7
+--eval-top-k 20 -> evaluator.top_k = 20
+--rollout-top-p 0.9 --rollout-top-k 40 -> evaluator.top_k = 40
+--eval-config sets.yaml -> valid_dataset.path = "my_file.py:run"
 -> algorithm = grpo
 -> gconfig.n_samples = 1
 -> actor.ppo_n_minibatches = 1
@@ -422,6 +441,9 @@ system_envs={A: 1} -> actor.env_vars.A = "1"
 max_steps=50 -> total_train_steps = 50
 num_return_sequences_in_group=4 -> actor.ppo_n_minibatches = 2
 validation={data_args: {file_name: [data/test.jsonl]}, generating_args: {temperature: 0.6}} -> evaluator.temperature = 0.6
+validation={data_args: {file_name: [data/test.jsonl]}} -> evaluator.temperature = 0.95
+validation={data_args: {file_name: [data/test.jsonl]}} -> evaluator.top_p = 0.7
+validation={data_args: {file_name: [data/test.jsonl]}, generating_args: {top_k: 30}} -> evaluator.top_k = 30
 advantage_clip=2.0 -> actor.advantage_clip = 2.0
 max_len_mask=true -> actor.mask_truncated = True
 max_len_mask=false -> actor.mask_truncated = False
@@ -560,6 +582,10 @@ model={model_path: "${oc.env:MODEL,/models/other}", max_response_tokens: 512, ma
 model={model_path: /m, max_response_tokens: 512, max_model_len: 1536} -> train_dataset.max_prompt_length = 1024
 model={model_path: /m, lora_configs: [{lora_rank: 8, lora_alpha: 4}]} -> actor.lora_rank = 8
 buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e, split: test}, {path: /f}]} -> valid_dataset.path = /e
+buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e}]} -> evaluator.temperature = 1.0
+buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e, rollout_args: {temperature: 0.6, top_p: 0.8}}]} -> evaluator.top_p = 0.8
+buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e}, {path: /f, name: aime, repeat_times: 4, rollout_args: {temperature: 0.6}}]} -> evaluator.datasets.aime.temperature = 0.6
+buffer.explorer_input={taskset: {path: /d}, eval_tasksets: [{path: /e}, {path: /f, name: aime, repeat_times: 4, rollout_args: {temperature: 0.6}}]} -> evaluator.datasets.aime.n_samples = 4
 -> train_dataset.overlong_prompts = truncate
 -> rollout.router_replay = "off"
 algorithm.enable_router_replay=true -> rollout.router_replay = auto

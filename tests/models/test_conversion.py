@@ -19,6 +19,7 @@ from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import Store
 from areal_like.config.load import dump, load
+from areal_like.preflight.weights import weight_files
 from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
 
 pytestmark = pytest.mark.covers("checkpoint conversion")
@@ -217,6 +218,17 @@ def test_what_cannot_be_kept_is_named_and_nothing_is_left(convert, tiny, tmp_pat
     assert "write --dtype float32" in said
     convert(source, "--audit", "--dtype", "float32")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_copies_and_adapters_beside_a_model_are_left_out(convert, tiny, tmp_path):
+    """Which a run does not load either; neither directory has an index."""
+    source = shutil.copytree(tiny("qwen2"), tmp_path / "source")
+    for name in ("consolidated", "adapter_model"):
+        save_file({"layers.0.attention.wq.weight": torch.zeros(2, 2)}, source / f"{name}.safetensors")
+    assert "each mapped once" in convert(source, "--audit")
+    assert [file.name for file in weight_files(source, "actor.path")] == ["model.safetensors"]
+    (source / "model.safetensors").rename(source / "weights.safetensors")
+    assert [file.name for file in weight_files(source, "actor.path")] == ["weights.safetensors"]
 
 
 @pytest.fixture

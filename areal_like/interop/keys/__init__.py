@@ -6,12 +6,16 @@ are in `areal_like/interop/rules/`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
+from difflib import get_close_matches
+from itertools import takewhile
 from typing import Any
 
+from areal_like.config.keys import all_keys, annotation_of
 from areal_like.config.validate import FOREIGN_KEYS
-from areal_like.interop.keys import areal, roll, siirl, slime, trinity, verl, verl_sft
-from areal_like.interop.keys.entries import Entry, prune
+from areal_like.interop.keys import areal, roll, shared, siirl, slime, trinity, verl, verl_sft
+from areal_like.interop.keys.entries import Entry, prune, rename
 
 TITLES = {
     "areal": "AReaL",
@@ -37,6 +41,10 @@ DEFAULTS = {
     "roll": roll.DEFAULTS,
     "slime": slime.DEFAULTS,
 }
+_ENTRIES = [pair for table in TABLES.values() for pair in table.items()] + [
+    (name, rename(ours)) for name, ours in shared.SYNONYMS.items()
+]
+_SHORTEST = 3  # letters of a name such as `type`, which means something else in every section
 
 
 def defaults_of(system: str, text: str) -> Mapping[str, Any]:
@@ -79,9 +87,39 @@ def known_elsewhere(key: str) -> tuple[str, str | None] | None:
     for system, table in TABLES.items():
         if found := table.get(key):
             return f"{TITLES[system]}'s key: {_words(found)}", found.ours
-    last = key.rpartition(".")[2]
-    same = {found for table in TABLES.values() for name, found in table.items() if name.rpartition(".")[2] == last}
-    return (_words(found), found.ours) if len(same) == 1 and (found := same.pop()) else None
+    last = _last_name(key)
+    if last in shared.SYNONYMS:
+        return _by_meaning(key, last)
+    same = {found for table in TABLES.values() for name, found in table.items() if _last_name(name) == last}
+    if len(same) == 1 and (found := same.pop()):
+        return _words(found), found.ours
+    return _by_meaning(key, last)
+
+
+def _by_meaning(key: str, last: str) -> tuple[str, str] | None:
+    """Return our key of a setting that other systems call alike in several places: the one of the nearest section."""
+    misspelt = get_close_matches(last, map(_last_name, all_keys()), n=1, cutoff=0.85)
+    for fits in (last.__eq__, *(() if misspelt else (lambda name: name.endswith(f"_{last}"),))):
+        named = [
+            found.ours or found.together for name, found in _ENTRIES if len(last) > _SHORTEST and fits(_last_name(name))
+        ]
+        targets = Counter(target for target in named if target and annotation_of(target) is not None)
+        if targets:
+            best = max(
+                targets, key=lambda target: (_shared_sections(key, target), targets[target], target.startswith("actor"))
+            )
+            return f"write {best} instead", best
+    return None
+
+
+def _shared_sections(one: str, other: str) -> int:
+    pairs = zip(one.split(".")[:-1], other.split(".")[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _last_name(key: str) -> str:
+    """Return the last part of a key or option, in the spelling of keys."""
+    return key.rpartition(".")[2].replace("-", "_")
 
 
 def _words(found: Entry) -> str:
