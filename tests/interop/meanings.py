@@ -435,7 +435,8 @@ add_token_level_kl=true -> actor.kl_ctl = 0.2
 init_kl_coef=0.5 -> actor.kl_ctl = 0.0
 importance_sampling=seq -> actor.importance_sampling_level = sequence
 async_generation_ratio=1 -> rollout.max_head_offpolicyness = 1
-is_offload_states=true -> rollout.sharing = alternate
+is_offload_states=true -> rollout.sharing = resident
+actor_infer.device_mapping=list(range(0,4)) -> rollout.sharing = alternate
 reward_clip=10 -> actor.reward_clip = None
 system_envs={A: 1} -> actor.env_vars.A = "1"
 max_steps=50 -> total_train_steps = 50
