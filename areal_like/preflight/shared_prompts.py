@@ -6,8 +6,8 @@ from allocation.diagnostics import Finding
 from areal_like.config.findings import finding
 from areal_like.preflight.view import RoleView
 
-# Rates at which Megatron moves the biases of routers, by the families whose routers have them
-_BIAS_RATES = {"minimax_m2": 1e-3, "glm4_moe": 0.0}
+# Families whose routers have biases that Megatron can move
+_WITH_ROUTER_BIASES = ("deepseek_v3", "kimi_k2", "minimax_m2", "glm4_moe", "glm4_moe_lite")
 
 
 def check_shared_prompts(views: Iterable[RoleView]) -> Iterator[Finding]:
@@ -34,8 +34,8 @@ def _reason(view: RoleView) -> tuple[str, str] | None:
         )
     options = view.engine.megatron.override_transformer_config
     balancing = options.get("moe_router_load_balancing_type") not in (None, "none") or options.get("moe_z_loss_coeff")
-    if spec is not None and spec.family in _BIAS_RATES:
-        balancing = balancing or options.get("moe_router_bias_update_rate", _BIAS_RATES[spec.family])
+    if spec is not None and spec.family in _WITH_ROUTER_BIASES:
+        balancing = balancing or options.get("moe_router_bias_update_rate")
     if spec is not None and spec.experts and balancing:
         reason = "experts are balanced by token counts, in which a shared prompt would count only once"
         return "RUN-SHARED-PROMPTS-EXPERTS", reason

@@ -45,8 +45,7 @@ def train_alike(ranks, setting: Setting) -> None:
 
 @pytest.mark.parametrize(("name", "bridge"), MEGATRON)
 def test_responses_train_alike_on_megatron(ranks, tiny, name, bridge):
-    still = {"override_transformer_config": {"moe_router_bias_update_rate": 0.0}}  # else refused before the start
-    train_alike(ranks, Setting(tiny(name), bridge=bridge, megatron=still))
+    train_alike(ranks, Setting(tiny(name), bridge=bridge))
 
 
 @pytest.mark.parametrize("name", [*UNDER_FSDP, *(pytest.param(name, marks=LONG) for name in LATER_UNDER_FSDP)])

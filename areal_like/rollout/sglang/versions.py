@@ -24,7 +24,7 @@ from areal_like.cluster.lifetime import GLOO_VARIABLE
 from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.images import add_positions, forget_images
 from areal_like.rollout.sglang.labels import LABELS
-from areal_like.rollout.sglang.routes import record_compactly
+from areal_like.rollout.sglang.routes import number_routers, record_compactly
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
@@ -36,6 +36,7 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 
     if arguments[0].enable_return_routed_experts:
         record_compactly(arguments[0])
+        number_routers()
     scheduler.Scheduler = labelling_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)

@@ -241,6 +241,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "deallocate_pipeline_outputs": pipelined,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
+        "moe_router_bias_update_rate": 0.0,  # bridges and Megatron-core default to 1e-3, whatever the loss
         "moe_router_dtype": "fp32",
         "deterministic_mode": megatron.use_deterministic_algorithms,
         "use_cpu_initialization": not on_gpu,
