@@ -21,6 +21,7 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 TEMPERATURES = "temperatures"  # fields of a batch
+LEAST_LOGPROB = -103.28  # of float32's least positive number, for which a teacher's probability of 0 is taken
 TEACHER_IDS, TEACHER_TOP = "teacher_ids", "teacher_top_logprobs"
 
 

@@ -9,11 +9,11 @@ from areal_like.algorithms.kl import divergence
 from areal_like.algorithms.normalise import normalise
 from areal_like.algorithms.selection import select
 from areal_like.algorithms.settings import Settings
-from areal_like.algorithms.turn_trees import find_trees, spread, values_of
+from areal_like.algorithms.turn_trees import find_trees, share_costs, spread, values_of
 from areal_like.algorithms.turns import credit_each_turn
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
-from areal_like.types import TEACHER_TOP, Floats
+from areal_like.types import LEAST_LOGPROB, TEACHER_TOP, Floats
 
 
 def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, factor: float) -> NDArray[np.float64]:
@@ -41,7 +41,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     batch = experience.batch
     generated = batch.fields["loss_mask"] > 0
     counts = np.add.reduceat(generated, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
-    shaped = _shape(experience, _response_lengths(experience, counts), settings, longest)
+    shaped = shape_rewards(experience, settings, longest)
     chosen = select(experience, settings)
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
@@ -69,7 +69,8 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     groups = np.repeat(experience.groups, counts)
     total = settings.reward_coef * advantages
     if sampled_by_teacher:
-        log_ratio = (batch.fields["teacher_logprobs"] - batch.fields["behaviour_logprobs"])[generated]
+        taught = np.maximum(batch.fields["teacher_logprobs"], LEAST_LOGPROB)
+        log_ratio = (taught - batch.fields["behaviour_logprobs"])[generated]
         total += settings.teacher_coef * log_ratio
     kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # other tokens' advantages do not count
     normal = np.zeros(len(total), np.float32)
@@ -80,7 +81,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     return {name: _fill_places(generated, own) for name, own in fields.items()} | selection
 
 
-def _shape(experience: Experience, counts: NDArray[np.int64], settings: Settings, longest: int) -> NDArray[np.float64]:
+def shape_rewards(experience: Experience, settings: Settings, longest: int) -> NDArray[np.float64]:
     """Return each trajectory's reward minus baseline and length penalty, biased, scaled and clipped."""
     shaped = experience.rewards.astype(np.float64)
     if settings.prompt_baseline:
@@ -89,7 +90,7 @@ def _shape(experience: Experience, counts: NDArray[np.int64], settings: Settings
         shaped -= experience.baselines
     if settings.overlong_penalty_factor:
         tail = settings.overlong_tokens or max(1, longest // 5)
-        shaped -= overlong_penalty(counts, longest, tail, settings.overlong_penalty_factor)
+        shaped -= overlong_penalty(_response_lengths(experience), longest, tail, settings.overlong_penalty_factor)
     shaped = (shaped + settings.reward_bias) * settings.reward_scaling
     if settings.reward_clip is not None:
         shaped = shaped.clip(-settings.reward_clip, settings.reward_clip)
@@ -102,17 +103,24 @@ def _clip(advantages: Floats, settings: Settings) -> Floats:
 
 
 def _divergence_cost(experience: Experience, settings: Settings) -> NDArray[np.float64] | float:
-    """Return the cost of each generated token's divergence from the reference, `[generated tokens]`."""
+    """Return the cost of each generated token's divergence from the reference, `[generated tokens]`.
+
+    The divergences after a node of a tree count as the mean over its continuations.
+    """
     if not settings.kl_ctl:
         return 0.0
     fields = experience.batch.fields
     generated = fields["loss_mask"] > 0
     log_ratio = (fields["behaviour_logprobs"] - fields["reference_logprobs"])[generated].astype(np.float64)
-    return np.asarray(settings.kl_ctl * divergence(log_ratio, settings.kl_estimator or "k1"))
+    costs = np.asarray(settings.kl_ctl * divergence(log_ratio, settings.kl_estimator or "k1"))
+    return share_costs(find_trees(experience), costs, np.flatnonzero(generated)) if experience.nodes else costs
 
 
-def _response_lengths(experience: Experience, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return each response's number of generated tokens, including shared ones; `counts` has its own tokens."""
+def _response_lengths(experience: Experience) -> NDArray[np.int64]:
+    """Return each response's number of generated tokens, including shared ones."""
+    batch = experience.batch
+    starts = np.cumsum(batch.lengths) - batch.lengths
+    counts = np.add.reduceat(batch.fields["loss_mask"] > 0, starts, dtype=np.int64)
     if not experience.nodes:
         return counts
     return np.array(

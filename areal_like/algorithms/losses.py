@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from areal_like.algorithms.kl import MOST_EXPONENT, divergence
 from areal_like.algorithms.settings import Settings
-from areal_like.types import TEACHER_TOP
+from areal_like.types import LEAST_LOGPROB, TEACHER_TOP
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +182,7 @@ def with_regularisers(inputs: LossInputs, settings: Settings, loss: Tensor, stat
     """
     stats = {"entropy": inputs.entropy, **stats}
     if inputs.choices is not None and settings.teacher_coef:
-        taught = inputs.fields[TEACHER_TOP]
+        taught = inputs.fields[TEACHER_TOP].clamp(min=LEAST_LOGPROB)
         stats["teacher_kl"] = forward_kl = (taught.exp() * (taught - inputs.choices)).sum(1)
         loss = loss + settings.teacher_coef * forward_kl
     if settings.entropy_coeff:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from areal_like.algorithms.advantages import estimate
+from areal_like.algorithms.advantages import estimate, shape_rewards
 from areal_like.algorithms.losses import LossInputs, TokenLoss, ratios, with_regularisers
 from areal_like.algorithms.settings import Settings
 from areal_like.algorithms.types import Experience
@@ -27,8 +27,13 @@ def topr(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def estimate_with_signs(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
-    """Return the fields of `estimate`, and `positive` `[trajectories]`: 1 for a reward above 0, with those of turns."""
-    batch, rewards = experience.batch, experience.rewards.astype(np.float64)
+    """Return the fields of `estimate`, and `positive` `[trajectories]`: 1 for a reward above 0, with those of turns.
+
+    The reward is that of `estimate`: with bias, baseline, length penalty and clip.
+    """
+    batch, rewards = experience.batch, shape_rewards(experience, settings, longest)
     if (turns := batch.fields.get("turn_rewards")) is not None:
-        rewards += np.add.reduceat(turns, np.cumsum(batch.lengths) - batch.lengths, dtype=np.float64)
+        rewards += settings.reward_scaling * np.add.reduceat(
+            turns, np.cumsum(batch.lengths) - batch.lengths, dtype=np.float64
+        )
     return {**estimate(experience, settings, longest), "positive": (rewards > 0).astype(np.float32)}

@@ -106,3 +106,20 @@ def spread(trees: Trees, worth: Doubles, places: NDArray[np.int64]) -> Doubles:
     nodes, _, ends = np.array(trees.trained, np.int64).T
     result[np.searchsorted(places, ends)] = worth[nodes] - np.array(following)
     return result
+
+
+def share_costs(trees: Trees, costs: Doubles, places: NDArray[np.int64]) -> Doubles:
+    """Return costs of the generated tokens, at `places`, whose suffix sums are those of the trees.
+
+    The suffix sum of a token has the `costs` of its node from this token on, and the mean over the node's
+    continuations: the sums of its children, and 0 for a trajectory that ends there.
+    """
+    nodes, owners, ends = np.array(trees.trained, np.int64).T
+    last = np.searchsorted(places, ends)
+    own = np.zeros(len(trees.parents))
+    own[nodes] = np.diff(np.cumsum(costs)[last], prepend=0)
+    sums = values_of(trees, np.zeros(len(trees.ends)), own, 1.0)
+    following = np.append(np.where(np.diff(owners) == 0, sums[nodes[1:]], 0), 0)
+    result = costs.copy()
+    result[last] += (sums - own)[nodes] - following
+    return result

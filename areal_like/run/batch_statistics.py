@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.per_token import known_routes
-from areal_like.types import FinishReason, Trajectory
+from areal_like.types import LEAST_LOGPROB, FinishReason, Trajectory
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
@@ -41,7 +41,7 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
 def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean reverse KL divergence from the teacher per sampled token, if the run has a teacher."""
     ratios = [
-        (item.logprobs - item.teacher_logprobs)[item.generated]
+        (item.logprobs - np.maximum(item.teacher_logprobs, LEAST_LOGPROB))[item.generated]
         for item in trajectories
         if item.teacher_logprobs is not None and item.reward is not None
     ]

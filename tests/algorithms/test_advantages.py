@@ -341,6 +341,17 @@ def test_distillation_rewards_each_token_with_the_teachers_log_ratio_alone():
     np.testing.assert_allclose(weighted, [0, 0.5 - 2, 0.5 + 0.5, 0, -0.5, 0, -0.5 + 1], rtol=1e-6)
 
 
+def test_a_token_that_a_teacher_excludes_is_discouraged_as_much_as_float32_can_say():
+    """A probability of 0 counts as the least that float32 holds: no advantage is infinite, nor undefined after it."""
+    given = experience(
+        behaviour_logprobs=[0, -1, -1, 0, -1, 0, -1], teacher_logprobs=[0, -np.inf, -0.5, 0, -1, 0, 0], lengths=(3, 4)
+    )
+    plain = replace(PRESETS["distill"], adv_norm=NOTHING)
+    least = np.log(np.nextafter(np.float32(0), np.float32(1), dtype=np.float32).astype(np.float64))
+    np.testing.assert_allclose(estimate(given, plain, 9)["advantages"], [0, least + 1, 0.5, 0, 0, 0, 1], rtol=1e-4)
+    assert np.isfinite(estimate(given, PRESETS["distill"], 9)["advantages"]).all()
+
+
 def test_with_discount_an_earlier_token_has_less_of_the_reward():
     fields = estimate(experience(), Settings(discount=0.5), 9)
     np.testing.assert_allclose(fields["advantages"], [0, 0.5, 1, 0, 0, 0, 0])

@@ -345,6 +345,18 @@ def test_the_divergence_from_a_teachers_likeliest_tokens_in_the_loss():
     assert gradient.tolist() == [[-1.0, -0.5]]
 
 
+def test_a_token_that_a_teacher_excludes_adds_nothing_to_the_divergence():
+    """0 log 0 is 0: the loss and its gradient are those of the other token."""
+    choices = torch.tensor([[0.25, 0.5]]).log().requires_grad_()
+    taught = [[math.log(0.5), -math.inf]]
+    given = inputs([-1.0], behaviour_logprobs=[-1.0], advantages=[0.0], on_policy=[1.0], teacher_top_logprobs=taught)
+    loss, stats = decoupled_ppo(replace(given, choices=choices), replace(SETTINGS, teacher_coef=2.0))
+    assert stats["teacher_kl"].item() == pytest.approx(0.5 * math.log(2))
+    assert loss.item() == pytest.approx(math.log(2))
+    (gradient,) = torch.autograd.grad(loss.sum(), choices)
+    assert gradient.tolist() == [[pytest.approx(-1.0), pytest.approx(0.0, abs=1e-30)]]
+
+
 def test_a_value_that_moved_beyond_the_clip_is_not_pulled_on():
     """Values 1, 0.4 and 1 from 0; returns 2, 2 and 0; clip 0.5: (1 - 2)^2 and (0.5 - 2)^2, the larger counts."""
     values = torch.tensor([1.0, 0.4, 1.0], requires_grad=True)

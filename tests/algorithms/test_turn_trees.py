@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from areal_like.algorithms.advantages import estimate
-from areal_like.algorithms.batch import join
+from areal_like.algorithms.batch import join, with_field
 from areal_like.algorithms.settings import FROM_GROUP_MEAN, PRESETS, Settings
 from areal_like.types import FinishReason, Node, Trajectory
 
@@ -137,3 +137,69 @@ def test_a_conversation_that_goes_on_elsewhere_has_the_credit_of_what_follows():
         item(1, 0, (2, 1, 1, True), (3, 2, 1, True)),
     ]
     assert advantages(items, Settings(turn_discount=0.5)) == [[0, 0.125, 0.25], [0, 0.5, 1]]
+
+
+def costly(items: list[Trajectory], settings: Settings, log_ratios: list[list[float]]) -> list[list[float]]:
+    """Advantages of trajectories with these log-ratios of policy to reference at their tokens."""
+    experience = join(items, 0)
+    assert experience is not None
+    ratios = np.concatenate(log_ratios).astype(np.float32)
+    experience = with_field(experience, "reference_logprobs", experience.batch.fields["behaviour_logprobs"] - ratios)
+    lengths = np.cumsum(experience.batch.lengths)[:-1]
+    return [part.tolist() for part in np.split(np.asarray(estimate(experience, settings, 100)["advantages"]), lengths)]
+
+
+RATIOS = [[9, 1, 2, 3, 4, 5], [9, 8, 8, 8, 6], [9, 8, 8, 7, 8, 9]]  # those at shared tokens of others count nowhere
+
+
+def test_the_divergence_behind_a_shared_node_is_the_mean_over_its_children():
+    """Leaves cost 4 + 5 and 6; node 1 costs 3, with their mean 7.5 behind it, and its sibling 24: 17.25 behind the root."""
+    items = [replace(each, reward=0) for each in tree()]
+    first, second, third = costly(items, Settings(kl_ctl=1.0), RATIOS)
+    behind_root = (3 + 7.5 + 24) / 2
+    assert first == pytest.approx([0, -(1 + 2 + behind_root), -(2 + behind_root), -10.5, -9, -5])
+    assert second == pytest.approx([0, 0, 0, 0, -6])
+    assert third == pytest.approx([0, 0, 0, -24, -17, -9])
+
+
+def value_of(node: int, costs: dict[int, list[float]], children: dict[int, list[int]], ends: set[int]) -> float:
+    """The recursion of the formula: a node's own cost, and the mean over its children and the ends of samples."""
+    below = [value_of(child, costs, children, ends) for child in children.get(node, [])]
+    below += [0.0] * (node in ends)
+    return sum(costs[node]) + (sum(below) / len(below) if below else 0.0)
+
+
+@pytest.mark.parametrize("by_turn", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_divergences_of_random_trees_are_those_of_the_formula(seed: int, by_turn: bool):
+    """Also where a sample ends at a node that others go on from; turns with rewards do not change it."""
+    rng = np.random.default_rng(seed)
+    children, parents, tokens = dict[int, list[int]](), dict[int, int | None]({0: None}), {0: 2}
+    for node in range(1, 8):
+        parents[node] = int(rng.integers(0, node))
+        children.setdefault(parents[node] or 0, []).append(node)
+        tokens[node] = int(rng.integers(1, 4))
+    ends = {node for node in range(8) if node not in children} | {int(rng.integers(0, 8))}
+    costs = {node: rng.normal(size=count).tolist() for node, count in tokens.items()}
+    items, ratios, places, seen = list[Trajectory](), list[list[float]](), dict[int, tuple[int, int]](), set[int]()
+    for sample, end in enumerate(sorted(ends)):
+        path = [end]
+        while (parent := parents[path[0]]) is not None:
+            path.insert(0, parent)
+        row = [0.0]
+        for node in path:
+            if node not in seen:
+                places[node] = (sample, len(row))
+            row += costs[node]
+        steps = [(node, parents[node], tokens[node], node not in seen) for node in path]
+        seen |= set(path)
+        items.append(item(0, sample, *steps))
+        ratios.append(row)
+    if by_turn:
+        items = [replace(each, turn_rewards=np.zeros(len(each.tokens), np.float32)) for each in items]
+    found = costly(items, Settings(kl_ctl=0.5), ratios)
+    for node, (sample, place) in places.items():
+        whole = value_of(node, costs, children, ends)
+        for i in range(tokens[node]):
+            expected = -0.5 * (whole - sum(costs[node][:i]))
+            assert found[sample][place + i] == pytest.approx(expected, abs=1e-5), (node, i)

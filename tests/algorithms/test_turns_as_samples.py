@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from areal_like.algorithms.advantages import estimate
+from areal_like.algorithms.advantages import estimate, shape_rewards
 from areal_like.algorithms.batch import join, minibatches, turn_mean
 from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.algorithms.topr import estimate_with_signs
@@ -163,6 +163,26 @@ def test_a_positive_reward_counts_rewards_of_turns() -> None:
     experience = join(items, 0)
     assert experience is not None
     assert estimate_with_signs(experience, PRESETS["topr"], 100)["positive"].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "changes", "positive"),
+    [
+        ((1.0, 0.0, 0.4), {"reward_bias": -0.5}, [1, 0, 0]),
+        ((1.0, 0.0, 0.4), {"reward_bias": 0.5}, [1, 1, 1]),
+        ((0.2, 2.0, 0.4), {"reward_bias": -0.3, "reward_scaling": 5.0}, [0, 1, 1]),
+        ((0.5, 1.0, -1.0), {"overlong_penalty_factor": 0.7, "overlong_tokens": 1}, [0, 1, 0]),
+    ],
+)
+def test_topr_looks_at_the_reward_that_it_trains_on(rewards, changes, positive) -> None:
+    experience = join(
+        [replace(trajectory(0, i, [Played((1,), 1, 0, 1)]), reward=reward) for i, reward in enumerate(rewards)], 0
+    )
+    assert experience is not None
+    settings = replace(PRESETS["topr"], **changes)
+    fields = estimate_with_signs(experience, settings, 1)
+    assert fields["positive"].tolist() == positive
+    assert [value > 0 for value in shape_rewards(experience, settings, 1)] == [bool(it) for it in positive]
 
 
 @pytest.mark.parametrize(("turns", "count"), [(None, 3), (1, 5), (2, 3), (5, 1), (100, 1)])

@@ -15,7 +15,7 @@ from limits import HUNG_S
 
 from areal_like.rollout.sglang.answers import Piece, part_of
 from areal_like.rollout.sglang.columns import COLUMNS, read_columns, with_columns
-from areal_like.rollout.sglang.http import take_events
+from areal_like.rollout.sglang.http import ServerError, Unavailable, take_events
 from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
@@ -44,6 +44,28 @@ def test_tokens_arrive_bit_for_bit(made: list[tuple[float, int, int]]) -> None:
 def test_an_event_without_tokens_stays_as_it_is() -> None:
     for event in ({"error": {"message": "no"}}, {"meta_info": {"finish_reason": {"type": "abort"}}}, {}):
         assert with_columns(event) is event
+
+
+ABORT = {"type": "abort", "message": "too long", "status_code": 400}
+SAMPLED = {"output_token_sampling_mask": [None, [3]], "output_token_sampling_logprobs": [None, -1.0]}
+
+
+@pytest.mark.parametrize("others", [{}, SAMPLED, {"output_token_logprobs": [[-1.0, 7, None]]}], ids=str)
+def test_an_aborted_request_keeps_its_reason(others: dict[str, Any]) -> None:
+    """With a sampling mask SGLang sends labels without log-probs."""
+    info = {"finish_reason": ABORT, LABELS: ["4", "4"], **others}
+    place, error = part_of(orjson.dumps(with_columns({"index": 3, "meta_info": info})), "server 0")
+    assert place == 3 and isinstance(error, ServerError) and not isinstance(error, Unavailable)
+    assert error.fault == "refused" and "too long" in str(error)
+
+
+def test_labels_without_log_probs_are_runs() -> None:
+    """A request that ends without a status, and without a token of its own."""
+    info = {"finish_reason": {"type": "abort"}, LABELS: ["4", "4", "5"]}
+    sent = with_columns({"meta_info": info})
+    assert sent["meta_info"][LABELS] == [("4", 2), ("5", 1)]
+    _, error = part_of(orjson.dumps(sent), "server 0")
+    assert isinstance(error, ServerError) and "no log-probs" in str(error)
 
 
 @pytest.mark.parametrize(("runs", "words"), [([("1", 2)], "2 tokens of 3"), ([("2", 1), ("1", 2)], "older")])

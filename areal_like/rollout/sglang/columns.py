@@ -16,7 +16,7 @@ from areal_like.rollout.sglang.labels import LABELS
 from areal_like.types import Ints
 
 COLUMNS = "output_columns"  # in meta_info: in base64 all tokens as int32, then all log-probs as float32
-_ROWS = "output_token_logprobs"
+_ROWS, _REASON = "output_token_logprobs", "finish_reason"
 _LOGPROB, _TOKEN = itemgetter(0), itemgetter(1)
 
 
@@ -31,19 +31,23 @@ def send_columns() -> None:
 def with_columns(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an event of SGLang with columns instead of lists of its tokens, and with runs of equal labels.
 
-    An event without lists stays as it is.
-    A log-prob that is missing becomes NaN, which `read_columns` rejects.
+    Of an aborted request only the reason is returned: its other fields may be of other types, or incomplete. An event
+    without lists and labels stays as it is. A log-prob that is missing becomes NaN, which `read_columns` rejects.
     """
     info = answer.get("meta_info") or {}
-    rows = info.get(_ROWS)
-    if rows is None:
+    reason, rows = info.get(_REASON) or {}, info.get(_ROWS)
+    if reason.get("status_code"):
+        return {"index": answer.get("index", 0), "meta_info": {_REASON: reason}}
+    if rows is None and LABELS not in info:
         return answer
+    others = {name: value for name, value in info.items() if name != _ROWS}
+    others[LABELS] = [(label, sum(1 for _ in run)) for label, run in groupby(info.get(LABELS) or ())]
+    if rows is None:
+        return {**answer, "meta_info": others}
     columns = np.empty((2, len(rows)), "<i4")
     columns[0] = np.fromiter(map(_TOKEN, rows), np.int32, len(rows))
     columns[1].view("<f4")[:] = np.fromiter(map(_LOGPROB, rows), np.float32, len(rows))
-    others = {name: value for name, value in info.items() if name != _ROWS}
     others[COLUMNS] = b64encode(columns.tobytes()).decode()
-    others[LABELS] = [(label, sum(1 for _ in run)) for label, run in groupby(info.get(LABELS) or ())]
     return {**{name: value for name, value in answer.items() if name != "output_ids"}, "meta_info": others}
 
 

@@ -190,12 +190,13 @@ class FSDPEngine(BaseEngine):
     ) -> Sequence[Mapping[str, Tensor]]:
         def sums_of(micro_batch: DeviceBatch) -> dict[str, Tensor]:
             total, sums = self._loss(loss, batch, micro_batch, self._columns(micro_batch, temperature))
-            mean = total * (dist.get_world_size() / trained)  # FSDP averages gradients over ranks
-            self._scaler.scale(mean).backward()
+            self._scaler.scale(total).backward()  # a sum, as Megatron's: a mean over many tokens would underflow
             return sums
 
         parts = [sums_of(micro_batch) for micro_batch in micro_batches]
         self._grid.finish_gradients(self._model)
+        for gradient in (p.grad for p in self._model.parameters() if p.grad is not None):
+            gradient.mul_(dist.get_world_size() / trained)  # FSDP averages over ranks
         return parts
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:

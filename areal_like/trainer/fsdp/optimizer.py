@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from areal_like.config.schema import OptimizerConfig
 
-LOSS_SCALE = {"init_scale": 2.0**16, "growth_interval": 100}
+# Megatron's (`trainer/megatron/optimizer.py`). A step at a scale that overflows is skipped, and its batch is lost.
+LOSS_SCALE = {"init_scale": 2.0**8, "growth_interval": 100}
 
 
 def make_optimizer(model: torch.nn.Module, section: OptimizerConfig) -> AdamW:
