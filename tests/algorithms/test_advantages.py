@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerance import assert_close
 
 from areal_like.algorithms.advantages import estimate, gae, normalise, overlong_penalty
 from areal_like.algorithms.batch import policy_batches
@@ -83,7 +84,7 @@ def test_conversations_of_equal_reward_change_no_value(episodes, norm):
     rewards, groups, times = (np.array(column) for column in zip(*episodes, strict=True))
     samples = np.repeat(np.arange(len(rewards)), times)
     several = normalise(np.repeat(rewards, times), np.repeat(groups, times), norm, samples)
-    np.testing.assert_allclose(several, np.repeat(normalise(rewards, groups, norm), times), rtol=1e-4, atol=1e-4)
+    assert_close(several, np.repeat(normalise(rewards, groups, norm), times))
 
 
 def test_an_unbiased_deviation_divides_by_one_less():
@@ -110,7 +111,7 @@ def test_incomplete_groups_never_blow_values_up(pairs):
 def test_a_baseline_takes_away_what_all_rewards_have_in_common(pairs, shift):
     rewards, groups = (np.asarray(column) for column in zip(*pairs, strict=True))
     for norm in (FROM_GROUP_MEAN, LEFT_OUT):
-        np.testing.assert_allclose(norm_of(rewards + shift, groups, norm), norm_of(rewards, groups, norm), atol=1e-4)
+        assert_close(norm_of(rewards + shift, groups, norm), norm_of(rewards, groups, norm))
 
 
 def test_a_lone_or_unanimous_group_teaches_nothing():

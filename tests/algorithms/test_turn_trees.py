@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tolerance import assert_close
 
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import join, with_field
@@ -59,18 +60,18 @@ def test_children_count_alike_however_often_they_branch():
     """One child of the root has leaves 1 and 1, the other 0: the root's value is 1/2, that of the group 2/3."""
     items = [replace(each, reward=reward) for each, reward in zip(tree(), (1, 1, 0), strict=True)]
     first, second, third = advantages(items)
-    np.testing.assert_allclose(first, [0, *[1 / 2 - 2 / 3] * 2, *[1 / 3] * 3], atol=1e-6)
-    np.testing.assert_allclose(second, [0, 0, 0, 0, 1 / 3], atol=1e-6)
-    np.testing.assert_allclose(third, [0, 0, 0, *[-2 / 3] * 3], atol=1e-6)
+    assert_close(first, [0, *[1 / 2 - 2 / 3] * 2, *[1 / 3] * 3])
+    assert_close(second, [0, 0, 0, 0, 1 / 3])
+    assert_close(third, [0, 0, 0, *[-2 / 3] * 3])
 
 
 def test_the_baseline_of_the_parent_is_the_value_of_the_last_branching_point():
     """Values less the group's mean: root -1/6, its children 1/3 and -2/3, leaves 1/3 each."""
     items = [replace(each, reward=reward) for each, reward in zip(tree(), (1, 1, 0), strict=True)]
     first, second, third = advantages(items, replace(CENTRED, branch_baseline="parent"))
-    np.testing.assert_allclose(first, [0, -1 / 6, -1 / 6, 0.5, 0, 0], atol=1e-6)
-    np.testing.assert_allclose(second[-1], 0, atol=1e-6)
-    np.testing.assert_allclose(third, [0, 0, 0, -0.5, -0.5, -0.5], atol=1e-6)
+    assert_close(first, [0, -1 / 6, -1 / 6, 0.5, 0, 0])
+    assert_close(second[-1], 0)
+    assert_close(third, [0, 0, 0, -0.5, -0.5, -0.5])
 
 
 def test_turns_behind_a_branching_point_have_one_baseline():
@@ -108,7 +109,7 @@ def test_without_a_branch_nothing_changes(name):
     if len(without) != len(with_nodes):
         without = np.repeat(without, [len(each.tokens) for each in items])
     mask = np.concatenate([each.generated for each in items])
-    np.testing.assert_allclose(with_nodes[mask], without[mask], atol=1e-6)
+    assert_close(with_nodes[mask], without[mask])
 
 
 def test_rewards_of_turns_flow_to_the_turns_before_in_all_branches():
@@ -153,7 +154,7 @@ RATIOS = [[9, 1, 2, 3, 4, 5], [9, 8, 8, 8, 6], [9, 8, 8, 7, 8, 9]]  # those at s
 
 
 def test_the_divergence_behind_a_shared_node_is_the_mean_over_its_children():
-    """Leaves cost 4 + 5 and 6; node 1 costs 3, with their mean 7.5 behind it, and its sibling 24: 17.25 behind the root."""
+    """Leaves cost 9 and 6; node 1 costs 3, with their mean behind it, and its sibling 24: 17.25 behind the root."""
     items = [replace(each, reward=0) for each in tree()]
     first, second, third = costly(items, Settings(kl_ctl=1.0), RATIOS)
     behind_root = (3 + 7.5 + 24) / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from tolerance import assert_close
 
 from areal_like.algorithms.advantages import estimate, shape_rewards
 from areal_like.algorithms.batch import join, minibatches, turn_mean
@@ -78,7 +79,7 @@ def advantages(items: list[Trajectory], settings: Settings) -> list[float]:
     starts = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
     assert not found[~mask].any()
     for start, end in zip(starts, [*starts[1:], len(mask)], strict=True):  # all tokens of a turn have the same one
-        np.testing.assert_allclose(found[start:end][mask[start:end]], found[start], atol=1e-6)
+        assert_close(found[start:end][mask[start:end]], found[start])
     return found[starts].tolist()
 
 
@@ -111,7 +112,7 @@ def test_returns_of_turns_are_normalised_over_turns(
     settings = replace(PRESETS["turn_reinforce"], reward_norm=norm, turn_discount=discount)
     of_turns = [value for _, turns in played for value in returns(turns, discount)]
     groups = [group for group, turns in played for _ in turns]
-    np.testing.assert_allclose(advantages(shape(played), settings), normal(of_turns, groups, norm), atol=1e-5)
+    assert_close(advantages(shape(played), settings), normal(of_turns, groups, norm))
 
 
 @pytest.mark.parametrize("shape", [growing, rewritten])
@@ -128,7 +129,7 @@ def test_gigpo_compares_episodes_of_a_group_and_turns_from_equal_states(
     of_turns = [value for _, turns in played for value in returns(turns, 0.95)]
     of_episode, in_state = normal(totals, groups, norm), normal(of_turns, states, norm)
     wanted = [one + weight * other for one, other in zip(of_episode, in_state, strict=True)]
-    np.testing.assert_allclose(advantages(shape(played), settings), wanted, atol=1e-5)
+    assert_close(advantages(shape(played), settings), wanted)
 
 
 def test_the_reward_of_an_episode_is_that_of_its_last_turn() -> None:

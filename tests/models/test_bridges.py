@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 from safetensors.torch import load_file
+from tolerance import assert_close
 from trainer_jobs import Setting, log_probs_and_weights, make_batch
 
 from allocation import ParallelSizes, model_spec
@@ -22,7 +23,6 @@ from areal_like.trainer.megatron.bridges.support import BRIDGES, bridge_problems
 
 REGISTRY = runpy.run_path(str(Path(__file__).parents[2] / "requirements/bridge_registry.py"))
 pytestmark = pytest.mark.long
-TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' original lengths
 ONE = ParallelSizes()
 
@@ -55,7 +55,7 @@ def assert_equal(tiny: Tiny, outcomes: list) -> None:
     values = np.full(len(tiny.log_probs), np.nan)
     for places, part in (log_probs for log_probs, _ in outcomes if log_probs is not None):
         values[places] = part
-    np.testing.assert_allclose(values, tiny.log_probs, atol=TOLERANCE)
+    assert_close(values, tiny.log_probs)
     weights = outcomes[0][1]
     original = {name: t for file in tiny.path.glob("*.safetensors") for name, t in load_file(file).items()}
     assert weights.keys() == original.keys()

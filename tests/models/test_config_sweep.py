@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from altered_configs import altered
-from test_override_sweep import LENGTHS, PARTS, TOLERANCE, log_probs_and_step
+from test_override_sweep import LENGTHS, PARTS, log_probs_and_step
 from tiny_models import VARIANTS, Variant, hugging_face_log_probs, write_tiny
+from tolerance import magnitude_of, rounding
 from trainer_jobs import Setting, make_batch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -46,7 +47,7 @@ def differing(
         tried += 1
         if isinstance(outcome, str):
             found[f"{name}={json.dumps(value)}"] = outcome
-        elif not np.allclose(outcome[0][1], expected[outcome[0][0]], atol=TOLERANCE):
+        elif not np.allclose(outcome[0][1], expected[outcome[0][0]], rtol=0, atol=rounding(magnitude_of(expected))):
             found[f"{name}={json.dumps(value)}"] = f"differs by {np.abs(outcome[0][1] - expected[outcome[0][0]]).max()}"
     assert tried > 10 // (part.step or 1)
     return found

@@ -24,6 +24,7 @@ from tiny_models import (
     Variant,
     config_of,
 )
+from tolerance import BACKWARD, assert_close, close_to, rounding
 from trainer_jobs import Setting, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
 
@@ -41,7 +42,6 @@ pytestmark = pytest.mark.covers("LoRA")
 
 SCALE = 2.0
 LENGTHS = (20, 17, 9, 3)  # beyond the tiny models' windows
-TOLERANCE = 1e-4
 LONG = pytest.mark.long
 EXPERTS_SOON = ("qwen3_moe", "mixtral", "deepseek_v3")
 SOON = ("llama", "gemma2", "deepseek_v3", "qwen3_next", "qwen3_5_text")
@@ -73,12 +73,14 @@ def check(path: Path, of_ranks: list[Trained]) -> None:
     expected, gradients = log_probs_and_gradients(model, parameters, LENGTHS)
     for rank in of_ranks:
         if rank.log_probs is not None:
-            np.testing.assert_allclose(rank.log_probs[1], expected[rank.log_probs[0]], atol=TOLERANCE)
+            assert_close(rank.log_probs[1], expected[rank.log_probs[0]])
     assert first.after.keys() == gradients.keys()
     for name, gradient in gradients.items():
         step = (first.before[name] - first.after[name]).numpy()
         magnified = (1 + float(gradient.abs().max())) ** 2  # rounding, by the inversion
-        np.testing.assert_allclose(step / (1 - np.abs(step)), gradient, atol=1e-5 * magnified, err_msg=name)
+        np.testing.assert_allclose(
+            step / (1 - np.abs(step)), gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=name
+        )
     original = load_file(path / "model.safetensors")
     for name, a in first.before.items():
         if ".lora_A." in name:
@@ -87,7 +89,7 @@ def check(path: Path, of_ranks: list[Trained]) -> None:
             original[name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")] += SCALE * b @ a
     assert first.weights.keys() == original.keys()
     for name, weight in original.items():
-        np.testing.assert_allclose(first.weights[name], weight.numpy(), atol=1e-6, err_msg=name)
+        assert_close(first.weights[name], weight.numpy(), depth=BACKWARD, err_msg=name)
 
 
 @pytest.mark.parametrize("name", [name if name in SOON else pytest.param(name, marks=LONG) for name in FSDP])
@@ -130,7 +132,7 @@ def test_adapters_of_experts_resume(ranks, tiny, tmp_path):
     expected = ranks.run(save_after_two_steps, 2, two, tmp_path)[0]
     assert ranks.run(resume, 2, two, tmp_path)[0] == expected
     steps = ranks.run(resume, 1, one, tmp_path)[0]
-    assert steps == [pytest.approx(step, rel=TOLERANCE) for step in expected]
+    assert steps == [close_to(step) for step in expected]
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "olmoe", "minimax_m2"])
@@ -146,7 +148,7 @@ def test_peft_loads_adapters_of_experts(tiny, tmp_path, name):
     merge(model, parameters, SCALE)
     tokens = torch.arange(1, 20)[None]
     with torch.no_grad():
-        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits, atol=rounding(10.0), rtol=0)
 
 
 def random_adapters(path: Path, lora: LoRA) -> dict[str, torch.Tensor]:
@@ -184,7 +186,7 @@ def test_one_rank_resumes_what_two_ranks_saved(ranks, tiny, tmp_path, name):
     split = replace(setting(tiny(name), "megatron", TWO_RANKS[0]), optimizer=OptimizerConfig(lr=1e-2, eps=1e-2))
     expected = ranks.run(save_after_two_steps, 2, split, tmp_path)[0]
     steps = ranks.run(resume, 1, replace(split, sizes=ParallelSizes()), tmp_path)[0]
-    assert steps == [pytest.approx(step, rel=TOLERANCE) for step in expected]
+    assert steps == [close_to(step) for step in expected]
 
 
 def test_every_family_is_tested():

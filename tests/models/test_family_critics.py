@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_fsdp_families import LENGTHS, TOLERANCE, alone
+from test_fsdp_families import LENGTHS, alone
 from test_megatron_families import INVERTIBLE
 from tiny_models import BOTH, FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS
+from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting, engine, exported, make_batch, squared
 
 from areal_like.trainer.engine import Rendezvous
@@ -69,12 +70,12 @@ def assert_alike(ranks, path: Path, setting: Setting) -> None:
     )
     found = np.full(len(expected), np.nan)
     found[places] = values
-    np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert_close(found, expected)
     assert updates.keys() >= gradients.keys()
     for key, gradient in gradients.items():
         magnified = (1 + np.abs(gradient).max()) ** 2  # rounding, by the inversion
         found_here = updates[key] / (1 - np.abs(updates[key]))
-        np.testing.assert_allclose(found_here, gradient, atol=1e-5 * magnified, err_msg=key)
+        np.testing.assert_allclose(found_here, gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=key)
 
 
 @pytest.mark.parametrize(("name", "bridge"), MEGATRON)

@@ -23,6 +23,7 @@ from tiny_models import (
     hugging_face_log_probs,
     write_tiny,
 )
+from tolerance import BACKWARD, assert_close, magnitude_of, rounding
 from trainer_jobs import Setting, fsdp_gradients, log_probs_and_weights, make_batch, moved_reference
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -36,7 +37,6 @@ from areal_like.trainer.fsdp.counting import count
 from areal_like.trainer.fsdp.support import SPLIT
 from areal_like.trainer.fsdp.tensor_parallel import PARTIAL, ROWS
 
-TOLERANCE = 1e-4
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' windows
 
 
@@ -103,7 +103,7 @@ def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
     values = np.full(len(expected), np.nan)
     values[log_probs[0]] = log_probs[1]
-    np.testing.assert_allclose(values, expected, atol=TOLERANCE)
+    assert_close(values, expected)
     original = {key: t for file in tiny(name).glob("*.safetensors") for key, t in load_file(file).items()}
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -135,7 +135,7 @@ def test_ranks_that_split_matrices_compute_the_same_gradients(ranks, tiny, name)
     found, expected = ranks.run(fsdp_gradients, 2, setting, LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
-        np.testing.assert_allclose(found[key], gradient, atol=1e-5 * max(1, np.abs(gradient).max()), err_msg=key)
+        np.testing.assert_allclose(found[key], gradient, atol=rounding(magnitude_of(gradient), BACKWARD), err_msg=key)
 
 
 def test_the_families_whose_matrices_are_split_have_a_plan_that_can_be_followed():
@@ -156,7 +156,7 @@ def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_i
     """Families that only transformers knows: log-probs, gradients, tensors, and the sizes that a run counts."""
     ((log_probs, weights),) = ranks.run(log_probs_and_weights, 1, fsdp(tiny(name)), LENGTHS)
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
-    np.testing.assert_allclose(log_probs[1], expected[log_probs[0]], atol=TOLERANCE)
+    assert_close(log_probs[1], expected[log_probs[0]])
     original = {key: t for file in tiny(name).glob("*.safetensors") for key, t in load_file(file).items()}
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -164,7 +164,7 @@ def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_i
     gradients, wanted = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
-        np.testing.assert_allclose(gradients[key], gradient, atol=1e-5, err_msg=key)
+        assert_close(gradients[key], gradient, depth=BACKWARD, err_msg=key)
     counted = count(json.loads((tiny(name) / "config.json").read_text()))
     assert not counted.problem
     assert counted.tensors == {key: tuple(tensor.shape) for key, tensor in original.items()}
@@ -198,7 +198,7 @@ def test_ranks_share_sequences_of_it(ranks, tiny, name, sizes):
     setting = Setting(tiny(name), sizes, backend="fsdp")
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
     for (places, values), _ in ranks.run(log_probs_and_weights, 2, setting, LENGTHS):
-        np.testing.assert_allclose(values, expected[places], atol=TOLERANCE)
+        assert_close(values, expected[places])
 
 
 def test_a_model_that_mixes_packed_sequences_is_refused_with_the_distance(ranks, tiny):

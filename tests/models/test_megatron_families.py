@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_fsdp_families import LENGTHS, TOLERANCE, alone, expected_gradients
+from test_fsdp_families import LENGTHS, alone, expected_gradients
 from tiny_models import LAYOUTS, TWO_RANKS, VARIANTS, hugging_face_log_probs
+from tolerance import BACKWARD, assert_close, close_to, rounding
 from trainer_jobs import (
     Setting,
     adapted_steps,
@@ -50,7 +51,7 @@ def world(sizes: ParallelSizes) -> int:
 def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
     ((log_probs, weights),) = ranks.run(log_probs_and_weights, 1, on_megatron(tiny, name), LENGTHS)
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
-    np.testing.assert_allclose(log_probs[1], expected[log_probs[0]], atol=TOLERANCE)
+    assert_close(log_probs[1], expected[log_probs[0]])
     original = load_file(tiny(name) / "model.safetensors")
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -86,7 +87,7 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name, sizes
     for key, gradient in expected.items():
         magnified = (1 + np.abs(gradient).max()) ** 2  # rounding, by the inversion
         found_here = found[key] / (1 - np.abs(found[key]))
-        np.testing.assert_allclose(found_here, gradient, atol=1e-5 * magnified, err_msg=key)
+        np.testing.assert_allclose(found_here, gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,10 @@ def test_adapters_train_as_under_fsdp(ranks, tiny, name, sizes):
     (expected,) = ranks.run(adapted_steps, 1, replace(setting, backend="fsdp"))
     found = ranks.run(adapted_steps, world(sizes), replace(setting, sizes=sizes))[0]
     for step, wanted in zip(found.steps, expected.steps, strict=True):
-        assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+        assert step == close_to(wanted)
     for part in ("weights", "adapters"):
         made, wanted = getattr(found, part), getattr(expected, part)
         assert made.keys() == wanted.keys()
         for key, tensor in wanted.items():
-            np.testing.assert_allclose(made[key], tensor, atol=TOLERANCE, err_msg=key)
+            assert_close(made[key], tensor, depth=BACKWARD, err_msg=key)
     assert sum(np.ptp(tensor) > 0 for name, tensor in expected.adapters.items() if ".lora_B." in name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch, with_deepstack, write_vlm
+from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -19,7 +20,6 @@ from areal_like.trainer.engine import LoRA
 from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
-TOLERANCE = 1e-4
 LONG = pytest.mark.long
 
 
@@ -46,7 +46,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, fam
     trained = batch.fields["loss_mask"] > 0
     expected = log_probs_alone(model, path, batch)
     found = joined([seen.log_probs], len(batch.tokens))
-    np.testing.assert_allclose(found[trained], expected.detach().numpy()[trained], atol=TOLERANCE)
+    assert_close(found[trained], expected.detach().numpy()[trained])
     original = stored(path)
     assert seen.weights.keys() == original.keys()
     for name, tensor in original.items():
@@ -69,13 +69,15 @@ def one(ranks, tiny_vlm):
 
 def same(seen, expected, batch, left_out: str = "nothing"):
     found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert_close(found, wanted)
     assert seen[0].weights.keys() == expected.weights.keys()
     for name, gradient in expected.gradients.items():
         np.testing.assert_array_equal(seen[0].weights[name], expected.weights[name], err_msg=name)
         gradient = np.zeros_like(gradient) if left_out in name else gradient
         magnified = max(1.0, np.abs(gradient).max())
-        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5 * magnified, err_msg=name)
+        np.testing.assert_allclose(
+            seen[0].gradients[name], gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=name
+        )
 
 
 TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 2}}
@@ -158,7 +160,7 @@ def test_a_checkpoint_goes_on_in_another_layout(ranks, tiny_vlm, tmp_path, first
     changed = {name for name, tensor in stored(path).items() if np.abs(expected[name] - tensor.numpy()).max() > 1e-3}
     assert any("visual.blocks" in name for name in changed)
     for name, weight in expected.items():
-        np.testing.assert_allclose(found[name], weight, atol=1e-5, err_msg=name)
+        assert_close(found[name], weight, depth=BACKWARD, err_msg=name)
 
 
 def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
@@ -167,7 +169,7 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
     (under_fsdp,) = ranks.run(values, 1, replace(setting, backend="fsdp"), batch)
     two = ranks.run(values, 2, megatron(path, t=2, role="critic"), batch)
     found, expected = joined(two, len(batch.tokens)), joined([under_fsdp], len(batch.tokens))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_a_reference_follows_the_weights_of_another_checkpoint(ranks, tiny_vlm, 
     found, *_ = ranks.run(follow, 2, megatron(path, p=2, megatron=TWO_STAGES, role="ref"), batch, tmp_path)
     assert found.keys() == before.keys()
     for name, weight in found.items():
-        np.testing.assert_allclose(weight, before[name].lerp(after[name], 1 / 3).numpy(), atol=1e-5, err_msg=name)
+        assert_close(weight, before[name].lerp(after[name], 1 / 3).numpy(), depth=BACKWARD, err_msg=name)
 
 
 BRIDGE = "actor.megatron.bridge_type=megatron-bridge"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch.distributed as dist
+from tolerance import magnitude_of, rounding
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
@@ -28,7 +29,6 @@ from areal_like.types import LossSpec
 from megatron.core.transformer import TransformerConfig
 
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)
-TOLERANCE = 1e-4
 ONE = ParallelSizes()
 PARTS = (0, *(pytest.param(part, marks=pytest.mark.long) for part in (1, 2)))  # thirds of a sweep
 _OF_THE_OBJECTIVE = {"moe_z_loss_coeff"}  # what a gradient is meant to change with
@@ -108,7 +108,9 @@ def _difference(override: str, outcome: list, expected: list) -> str | None:
     if errors := [each for each in outcome if isinstance(each, str)]:
         return errors[0]
     for (found, step), (log_probs, first) in zip(outcome, expected, strict=True):
-        if log_probs is not None and not np.allclose(found[1], log_probs[1], atol=TOLERANCE):
+        if log_probs is not None and not np.allclose(
+            found[1], log_probs[1], rtol=0, atol=rounding(magnitude_of(log_probs[1]))
+        ):
             return f"log-probs differ by {np.abs(found[1] - log_probs[1]).max()}"
         if not _OF_THE_OBJECTIVE & json.loads(override).keys() and not np.isclose(
             step["grad_norm"], first["grad_norm"], rtol=1e-3

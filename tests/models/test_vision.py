@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, with_deepstack, write_vlm
+from tolerance import BACKWARD, assert_close
 from trainer_jobs import Setting
 from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
@@ -23,7 +24,6 @@ from areal_like.trainer.image_inputs import ImageReader, load_processor
 from areal_like.types import Batch
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
-TOLERANCE = 1e-4
 
 
 def fsdp(path: Path, d: int = 1, c: int = 1, **settings) -> Setting:
@@ -45,7 +45,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, f
     (seen,) = ranks.run(look, 1, fsdp(tiny_vlm(family)), batch)
     expected = log_probs_alone(model, tiny_vlm(family), batch)
     found = joined([seen.log_probs], len(batch.tokens))
-    np.testing.assert_allclose(found[trained], expected.detach().numpy()[trained], atol=TOLERANCE)
+    assert_close(found[trained], expected.detach().numpy()[trained])
     (-expected[torch.from_numpy(trained)].mean()).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     assert seen.gradients.keys() == gradients.keys()
@@ -67,10 +67,10 @@ def one(ranks, tiny_vlm):
 
 def same(seen, expected, batch):
     found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    assert_close(found, wanted)
     assert seen[0].gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
-        np.testing.assert_allclose(seen[0].gradients[name], gradient, atol=1e-5, err_msg=name)
+        assert_close(seen[0].gradients[name], gradient, depth=BACKWARD, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_image_token_that_a_model_sampled_is_a_word(ranks, tmp_path):
     batch.fields["loss_mask"][ends - 3] = 0
     ((_, found),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=sampled))
     ((_, expected),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=words))
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert_close(found, expected)
 
 
 def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
@@ -136,7 +136,7 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
     shared = ranks.run(values, 2, fsdp(tiny_vlm("qwen2_5_vl"), 2, role="critic"), batch)
     expected = joined([alone], len(batch.tokens))
     assert not np.isnan(expected[1:21]).any() and np.ptp(expected[1:21]) > 1e-3
-    np.testing.assert_allclose(joined(shared, len(batch.tokens)), expected, atol=1e-5)
+    assert_close(joined(shared, len(batch.tokens)), expected)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_models import SERVED, VARIANTS
 from tiny_runs import PROBE, ROUTED, STEPS, metric, run_family
+from tolerance import BACKWARD, rounding
 
 from allocation.families import FAMILIES, TRAINED
 from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
@@ -25,7 +26,7 @@ def test_a_family_runs_with_default_keys(tmp_path: Path, backend: str, family: s
     finished = run_family(tmp_path, family, f"actor.backend={backend}:d1", *bridges)
     assert finished.steps() == list(range(1, STEPS + 1))
     distances = metric(finished, PROBE)
-    assert len(distances) == STEPS and max(distances) < 1e-5, distances
+    assert len(distances) == STEPS and max(distances) <= rounding(depth=BACKWARD), distances
     replays = FAMILIES[family].experts and (backend == "megatron" or family in REPLAYS_ROUTES)
     assert metric(finished, ROUTED) == ([1.0] * STEPS if replays else [])
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from limits import HUNG_S
+from tolerance import close_to
 
 from areal_like.rollout.sglang.answers import Piece, part_of
 from areal_like.rollout.sglang.columns import COLUMNS, read_columns, with_columns
@@ -62,7 +63,7 @@ def test_an_aborted_request_keeps_its_reason(others: dict[str, Any]) -> None:
 def test_labels_without_log_probs_are_runs() -> None:
     """A request that ends without a status, and without a token of its own."""
     info = {"finish_reason": {"type": "abort"}, LABELS: ["4", "4", "5"]}
-    sent = with_columns({"meta_info": info})
+    sent = with_columns({"index": 0, "meta_info": info})
     assert sent["meta_info"][LABELS] == [("4", 2), ("5", 1)]
     _, error = part_of(orjson.dumps(sent), "server 0")
     assert isinstance(error, ServerError) and "no log-probs" in str(error)
@@ -101,4 +102,4 @@ def test_a_real_server_streams_what_its_whole_answers_list(sglang_server: Any) -
     tokens, logprobs = np.concatenate(sent, axis=1)
     assert len(whole) == 9
     assert tokens.tolist() == [token for _, token, _ in whole]
-    assert logprobs.view(np.float32) == pytest.approx([logprob for logprob, *_ in whole], abs=1e-5)
+    assert logprobs.view(np.float32) == close_to([logprob for logprob, *_ in whole])

@@ -16,6 +16,7 @@ import serving as real
 from aiohttp import web
 from fake_server import Body, FakeServer, event, open_pool, output, serving
 from limits import HUNG_S
+from tolerance import assert_close
 
 from areal_like.errors import ServerError
 from areal_like.rollout import router
@@ -656,7 +657,7 @@ def test_log_probs_are_transformers_at_the_sampling_temperature(sglang_server, m
         expected = real.transformers_logprobs(models[0], prompt, response.tokens, temperature)
         other = real.transformers_logprobs(models[0], prompt, response.tokens, 1.7 - temperature)
         assert np.abs(expected - other).max() > 0.01  # a wrong temperature would show
-        np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+        assert_close(response.logprobs, expected)
 
 
 def test_a_request_without_the_runs_token_is_refused(sglang_server):

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import serving as real
 import torch
 from limits import HUNG_S
 from test_versions import EXACT, PROMPTS, distance, working
+from tolerance import assert_close
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -91,7 +91,7 @@ def test_or_are_made_anew_by_the_new_weights(served):
     for prompt, response in zip(PROMPTS, responses, strict=True):
         by_version = [real.transformers_logprobs(model, prompt, response.tokens) for model in models]
         expected = [by_version[version][place] for place, version in enumerate(response.versions)]
-        np.testing.assert_allclose(response.logprobs, expected, atol=EXACT)
+        assert_close(response.logprobs, expected)
 
 
 def test_a_cache_of_another_form_is_told_with_what_helps():

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 from limits import HUNG_S
+from tolerance import assert_close
 
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
@@ -140,7 +141,7 @@ def test_the_likeliest_tokens_are_those_of_generated_tokens() -> None:
     assert bodies[0]["top_logprobs_num"] == 2
     assert item.teacher_top is not None
     assert item.teacher_top.ids.tolist() == [[0, 0], [0, 0], [2, 20], [3, 30], [0, 0], [5, 50]]
-    np.testing.assert_allclose(item.teacher_top.logprobs[:, 1], [0, 0, -0.4, -0.6, 0, -1.0], atol=1e-6)
+    assert_close(item.teacher_top.logprobs[:, 1], [0, 0, -0.4, -0.6, 0, -1.0])
     np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
     item, _ = asyncio.run(taught(handler, config, hint=lambda prompt: [7, 5, 5, 8]))
     assert item.teacher_top is not None
@@ -251,11 +252,11 @@ def test_a_real_server_scores_as_transformers_does_at_the_policys_temperature(
 
     item = asyncio.run(run())
     assert item.teacher_logprobs is not None
-    np.testing.assert_allclose(item.teacher_logprobs, expected(directory, 0.7), atol=1e-5)
+    assert_close(item.teacher_logprobs, expected(directory, 0.7))
     assert item.teacher_top is not None
     likeliest, logprobs = expected_top(directory, 0.7, 4)
     np.testing.assert_array_equal(item.teacher_top.ids[item.generated], likeliest[item.generated])
-    np.testing.assert_allclose(item.teacher_top.logprobs[item.generated], logprobs[item.generated], atol=1e-5)
+    assert_close(item.teacher_top.logprobs[item.generated], logprobs[item.generated])
     assert not np.allclose(item.teacher_logprobs, expected(directory, 1.0), atol=1e-3)
 
 

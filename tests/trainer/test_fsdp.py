@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import TOLERANCE, alike, assembled, log_probs_of, same_training
+from test_layouts import alike, assembled, log_probs_of, same_training
 from test_trainer_roles import gathered
+from tolerance import assert_close, close_to
 from trainer_jobs import (
     FOURTH,
     THIRD,
@@ -96,7 +97,7 @@ def test_windows_and_biases_are_transformers_own_wherever_tokens_lie(ranks, mode
     (alone,) = ranks.run(three_steps, 1, fsdp(models["sliding"]))
     with torch.no_grad():
         expected = log_probs_of(AutoModelForCausalLM.from_pretrained(models["sliding"], dtype=torch.float32)).numpy()
-    np.testing.assert_allclose(assembled([alone]), expected, atol=1e-4)
+    assert_close(assembled([alone]), expected)
     alike(ranks.run(three_steps, 2, fsdp(models["sliding"], c=2)), alone)
 
 
@@ -118,8 +119,8 @@ def test_ranks_that_have_nothing_to_predict_take_part(ranks, models, backend):
     ((alone, log_probs),) = ranks.run(late_token, 1, replace(fsdp(models["tied"]), backend=backend))
     assert alone["loss_tokens"] == 1 and list(log_probs) == [19]
     steps, parts = zip(*ranks.run(late_token, 4, replace(fsdp(models["tied"], 2, 2), backend=backend)), strict=True)
-    assert list(steps) == [pytest.approx(alone, rel=TOLERANCE)] * 4
-    assert [part for part in parts if part] == [pytest.approx(log_probs, rel=TOLERANCE)]
+    assert list(steps) == [close_to(alone)] * 4
+    assert [part for part in parts if part] == [close_to(log_probs)]
 
 
 @pytest.mark.parametrize(
@@ -130,11 +131,11 @@ def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_
     outcomes = ranks.run(critic_steps, d * c * t, fsdp(models["tied"], d, c, t), tmp_path / "hf", tmp_path / "state")
     for moment in ("before", "after"):
         values = gathered([getattr(outcome, moment) for outcome in outcomes])
-        np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
+        assert_close(values, gathered([getattr(expected, moment)]))
     same_training(outcomes, expected)
     (resumed,) = ranks.run(resumed_critic, 1, fsdp(models["tied"]), tmp_path / "state")
     (straight,) = ranks.once(resumed_critic, 1, Setting(models["tied"]), None)
-    assert resumed == [pytest.approx(step, rel=TOLERANCE, abs=TOLERANCE) for step in straight]
+    assert resumed == [close_to(step) for step in straight]
     (tmp_path / "converted").mkdir()
     to_hugging_face(tmp_path / "state", models["tied"], models["tied"], "float32", tmp_path / "converted")
     saved, converted = (load_file(tmp_path / name / "model.safetensors") for name in ("hf", "converted"))
@@ -142,7 +143,7 @@ def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_
     assert all(torch.equal(converted[name], tensor) for name, tensor in saved.items())
     for how in (Setting(tmp_path / "hf"), fsdp(tmp_path / "hf")):
         (again,) = ranks.run(critic_steps, 1, how)
-        np.testing.assert_allclose(gathered([again.before]), gathered([expected.after]), atol=TOLERANCE)
+        assert_close(gathered([again.before]), gathered([expected.after]))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -187,7 +188,7 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(ranks, models, tmp_pa
     steps, *_ = ranks.run(save_after_two_steps, math.prod(before), fsdp(models["tied"], *before), tmp_path)
     for sizes in after:
         for resumed in ranks.run(resume, math.prod(sizes), fsdp(models["tied"], *sizes), tmp_path):
-            assert resumed == [pytest.approx(step, rel=TOLERANCE) for step in steps]
+            assert resumed == [close_to(step) for step in steps]
     weights = ranks.run(initial_weights, 2, fsdp(tmp_path / "hf", 2))[0]
     assert weights.keys() == ranks.run(initial_weights, 1, Setting(tmp_path / "hf"))[0].keys()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tolerance import BACKWARD, assert_close, close_to
 from trainer_jobs import TEMPERATURE, Outcome, Setting, Valued, make_batch, three_steps
 from transformers import AutoModelForCausalLM
 
@@ -12,7 +13,6 @@ from allocation import ParallelSizes
 
 pytestmark = pytest.mark.covers("TP", "PP", "VPP", "CP", "EP", "ETP", "folded attention and expert grids")
 
-TOLERANCE = 1e-5
 
 LAYOUTS = [
     ("tied", ParallelSizes(dp=2, edp=2)),
@@ -96,17 +96,17 @@ def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes, b
 
 
 def alike(outcomes: list[Outcome], expected: Outcome) -> None:
-    np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
+    assert_close(assembled(outcomes), assembled([expected]))
     same_training(outcomes, expected)
 
 
 def same_training(outcomes: list, expected: Outcome | Valued) -> None:
     for outcome in outcomes:
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
-            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+            assert step == close_to(wanted)
     assert outcomes[0].weights.keys() == expected.weights.keys()
     for name, weight in outcomes[0].weights.items():
-        np.testing.assert_allclose(weight, expected.weights[name], atol=TOLERANCE, err_msg=name)
+        assert_close(weight, expected.weights[name], depth=BACKWARD, err_msg=name)
 
 
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
@@ -115,7 +115,7 @@ def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridg
     batch, outcome = make_batch(), one_rank(model, bridge)
     hf = AutoModelForCausalLM.from_pretrained(models[model], dtype=torch.float32)
     expected = log_probs_of(hf)
-    np.testing.assert_allclose(assembled(outcome), expected.detach().numpy(), atol=1e-4)
+    assert_close(assembled(outcome), expected.detach().numpy())
 
     trained_on = torch.from_numpy(batch.fields["loss_mask"] > 0) & ~expected.isnan()
     loss = -expected[trained_on].mean()
@@ -123,8 +123,8 @@ def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridg
     gradient = torch.stack([p.grad.norm() for p in hf.parameters() if p.grad is not None]).norm()
     first = outcome[0].steps[0]
     assert first["loss_tokens"] == trained_on.sum()
-    assert first["loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert first["grad_norm"] == pytest.approx(gradient.item(), rel=1e-3)
+    assert first["loss"] == close_to(loss.item())
+    assert first["grad_norm"] == close_to(gradient.item())
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_settings_change_how_it_is_computed_but_not_what(ranks, models, one_rank
     setting = Setting(models["tied"], ParallelSizes(tp=tp, pp=2, etp=tp), megatron=megatron)
     for outcome in ranks.run(three_steps, 2 * tp, setting):
         for step, expected in zip(outcome.steps, one_rank("tied")[0].steps, strict=True):
-            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+            assert step == close_to(expected)
 
 
 def test_interleaving_takes_larger_groups_of_micro_batches(ranks, models, one_rank):
     groups = {"override_transformer_config": {"microbatch_group_size_per_vp_stage": 3}}
     for outcome in ranks.run(three_steps, 2, Setting(models["tied"], ParallelSizes(pp=2, vpp=2), megatron=groups)):
         for step, expected in zip(outcome.steps, one_rank("tied")[0].steps, strict=True):
-            assert step == pytest.approx(expected, rel=TOLERANCE, abs=TOLERANCE)
+            assert step == close_to(expected)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import TOLERANCE, assembled, world
+from test_layouts import assembled, world
+from tolerance import BACKWARD, assert_close, close_to
 from torch.distributed.checkpoint import FileSystemReader
 from trainer_jobs import TEMPERATURE, Setting, adapted_steps, initial_weights, make_batch, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
@@ -60,18 +61,18 @@ def one_rank(ranks, models):
 def test_a_layout_trains_adapters_as_one_rank_does(ranks, models, one_rank, model, lora, sizes, how):
     expected = one_rank(model, lora)
     outcomes = ranks.run(adapted_steps, world(sizes), Setting(models[model], sizes, lora=lora, **how))
-    np.testing.assert_allclose(assembled(outcomes), assembled([expected]), atol=TOLERANCE)
+    assert_close(assembled(outcomes), assembled([expected]))
     for outcome in outcomes:
         if outcome.log_probs is not None:  # before the first step, and without adapters after the last
             np.testing.assert_array_equal(outcome.of_base[1], outcome.log_probs[1])
             assert not np.array_equal(outcome.log_probs_after[1], outcome.log_probs[1])
         for step, wanted in zip(outcome.steps, expected.steps, strict=True):
-            assert step == pytest.approx(wanted, rel=TOLERANCE, abs=TOLERANCE)
+            assert step == close_to(wanted)
     for name in ("weights", "adapters"):
         found, wanted = getattr(outcomes[0], name), getattr(expected, name)
         assert found.keys() == wanted.keys()
         for tensor in found:
-            np.testing.assert_allclose(found[tensor], wanted[tensor], atol=TOLERANCE, err_msg=tensor)
+            assert_close(found[tensor], wanted[tensor], depth=BACKWARD, err_msg=tensor)
 
 
 @pytest.mark.parametrize("how", [{}, {"backend": "fsdp"}], ids=["megatron", "fsdp"])
@@ -100,13 +101,13 @@ def test_transformers_with_the_saved_adapters_is_the_model_that_was_trained(rank
             assert b.abs().min() > 0
             model.get_submodule(layer).weight += config["lora_alpha"] / config["r"] * b @ a
     for name, weight in model.named_parameters():
-        np.testing.assert_allclose(outcome.weights[name], weight.detach().numpy(), atol=1e-7, err_msg=name)
+        assert_close(outcome.weights[name], weight.detach().numpy(), depth=BACKWARD, err_msg=name)
     batch, expected = make_batch(), []
     for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
         predicted = torch.log_softmax(model(tokens[None]).logits[0] / TEMPERATURE, -1)[:-1]
         expected += [predicted.new_full((1,), torch.nan), predicted.gather(1, tokens[1:, None])[:, 0]]
     places, values = outcome.log_probs_after
-    np.testing.assert_allclose(values, torch.cat(expected).detach().numpy()[places], atol=1e-4)
+    assert_close(values, torch.cat(expected).detach().numpy()[places])
     assert outcome.trained == sum(tensor.numel() for tensor in adapters.values())
 
 
@@ -116,7 +117,7 @@ def test_peft_loads_what_is_saved(ranks, models, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32)
     merged = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload()
     for name, weight in merged.named_parameters():
-        np.testing.assert_allclose(outcome.weights[name], weight.detach().numpy(), atol=1e-7, err_msg=name)
+        assert_close(outcome.weights[name], weight.detach().numpy(), depth=BACKWARD, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_a_checkpoint_holds_adapters_alone_and_another_layout_goes_on(ranks, mod
         save_after_two_steps, world(before), Setting(models["tied"], before, lora=lora, **how), tmp_path
     )[0]
     steps = ranks.run(resume, world(after), Setting(models["tied"], after, lora=lora, **how), tmp_path)[0]
-    assert steps == [pytest.approx(step, rel=TOLERANCE) for step in expected]
+    assert steps == [close_to(step) for step in expected]
     kept = FileSystemReader(tmp_path / "state").read_metadata().state_dict_metadata
     assert [name for name in kept if "lora" in name]
     assert not [name for name in kept if "embed" in name or "norm" in name]

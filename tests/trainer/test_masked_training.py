@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_layouts import TOLERANCE, same_training, world
+from test_layouts import same_training, world
+from tolerance import assert_close
 from trainer_jobs import VOCABULARY, Outcome, Setting, make_supported, steps_with_supports
 from transformers import AutoModelForCausalLM
 
@@ -63,7 +64,7 @@ def expected_log_probs(folder) -> np.ndarray:
 )
 def test_layouts_and_engines_train_alike(ranks, models, model, sizes, more):
     outcomes = ranks.run(steps_with_supports, world(sizes), Setting(models[model], sizes, **more))
-    np.testing.assert_allclose(by_place(outcomes), expected_log_probs(models[model]), atol=1e-4)
+    assert_close(by_place(outcomes), expected_log_probs(models[model]))
     (reference,) = ranks.once(steps_with_supports, 1, Setting(models[model]))
-    np.testing.assert_allclose(by_place(outcomes), by_place([reference]), atol=TOLERANCE)
+    assert_close(by_place(outcomes), by_place([reference]))
     same_training(outcomes, reference)

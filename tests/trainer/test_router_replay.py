@@ -9,6 +9,7 @@ import pytest
 import torch
 from replay_jobs import Replayed, reference_log_probs, replayed_step, with_routes
 from told_experts import ToldModel
+from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
@@ -98,8 +99,8 @@ def test_a_layout_replays_routes_as_an_unpacked_model_that_is_told_them(ranks, m
     without, replayed, own = (
         assembled([getattr(each, name) for each in outcomes], batch) for name in ("without", "replayed", "own")
     )
-    np.testing.assert_allclose(replayed, expected, atol=4e-6, rtol=0)  # the last bits of numbers around -5
-    assert np.nanmean(np.abs(replayed - expected)) <= 1e-6
+    assert_close(replayed, expected)
+    assert np.nanmean(np.abs(replayed - expected)) <= rounding()
     assert np.nanmax(np.abs(without - expected)) >= 1e-2
     assert np.nanmean(np.abs(without - expected)) >= 1e-2
     np.testing.assert_array_equal(own, without)
@@ -107,7 +108,7 @@ def test_a_layout_replays_routes_as_an_unpacked_model_that_is_told_them(ranks, m
     assert sorted(names) == sorted(gradients)
     for name in names:
         moved = outcomes[0].before[name] - outcomes[0].after[name]
-        np.testing.assert_allclose(moved, gradients[name], atol=1e-6, err_msg=name)
+        assert_close(moved, gradients[name], depth=BACKWARD, err_msg=name)
         assert np.abs(moved).max() > 1e-3
 
 

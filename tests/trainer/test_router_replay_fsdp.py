@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from replay_jobs import Replayed, reference_log_probs, replayed_step, with_routes
 from test_router_replay import GRADIENTS, assembled, told
+from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
@@ -37,8 +38,8 @@ def check(ranks, path: Path, sizes: ParallelSizes, options: dict) -> None:
     without, replayed, own = (
         assembled([getattr(each, name) for each in outcomes], batch) for name in ("without", "replayed", "own")
     )
-    np.testing.assert_allclose(replayed, expected, atol=4e-6, rtol=0)  # the last bits of numbers around -5
-    assert np.nanmean(np.abs(replayed - expected)) <= 1e-6
+    assert_close(replayed, expected)
+    assert np.nanmean(np.abs(replayed - expected)) <= rounding()
     assert np.nanmean(np.abs(without - expected)) >= 1e-2
     np.testing.assert_array_equal(own, without)
     before, after = outcomes[0].before, outcomes[0].after
@@ -47,7 +48,7 @@ def check(ranks, path: Path, sizes: ParallelSizes, options: dict) -> None:
     ]
     assert len(moved) == len(gradients) == layers
     for found, gradient in zip(moved, gradients.values(), strict=True):
-        np.testing.assert_allclose(found, gradient, atol=1e-6)
+        assert_close(found, gradient, depth=BACKWARD)
         assert np.abs(found).max() > 1e-3
 
 

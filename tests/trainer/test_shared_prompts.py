@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_layouts import TOLERANCE, same_training, world
+from test_layouts import same_training, world
+from tolerance import assert_close
 from trainer_jobs import Outcome, Setting, make_groups, steps_with_groups
 
 from allocation import ParallelSizes
@@ -52,7 +53,7 @@ def test_responses_train_alike(ranks, models, model, sizes, more):
     whole, shared = (
         ranks.run(steps_with_groups, world(sizes), replace(setting, share_prompts=it)) for it in (False, True)
     )
-    np.testing.assert_allclose(by_place(shared), by_place(whole), atol=TOLERANCE)
+    assert_close(by_place(shared), by_place(whole))
     assert np.isfinite(by_place(whole)[make_groups().fields["loss_mask"] > 0]).all()
     same_training(shared, whole[0])
 

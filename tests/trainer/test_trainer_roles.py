@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import MORE_LAYOUTS, TOLERANCE, same_training, world
+from test_layouts import MORE_LAYOUTS, same_training, world
+from tolerance import BACKWARD, assert_close, close_to
 from trainer_jobs import (
     Machine,
     Setting,
@@ -63,7 +64,7 @@ def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes,
     outcomes = ranks.run(critic_steps, world(sizes), Setting(models[model], sizes, bridge=bridge))
     for moment in ("before", "after"):
         values = gathered([getattr(outcome, moment) for outcome in outcomes])
-        np.testing.assert_allclose(values, gathered([getattr(expected, moment)]), atol=TOLERANCE)
+        assert_close(values, gathered([getattr(expected, moment)]))
     same_training(outcomes, expected)
 
 
@@ -76,10 +77,10 @@ def test_a_saved_critic_is_a_sequence_classifier_of_transformers(ranks, models, 
     for tokens in torch.from_numpy(batch.tokens).long().split(batch.lengths.tolist()):
         hidden = hf.model(tokens[None]).last_hidden_state
         expected += [np.nan, *hf.score(hidden)[0, :-1, 0].tolist()]
-    np.testing.assert_allclose(gathered([trained.after]), expected, atol=1e-4)
+    assert_close(gathered([trained.after]), expected)
     assert np.nanstd(expected) > 0.01  # it learnt something
     (again,) = ranks.run(critic_steps, 1, Setting(folder))
-    np.testing.assert_allclose(gathered([again.before]), gathered([trained.after]), atol=TOLERANCE)
+    assert_close(gathered([again.before]), gathered([trained.after]))
 
 
 def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path):
@@ -88,7 +89,7 @@ def test_a_critic_goes_on_in_another_layout(ranks, models, one_critic, tmp_path)
     (resumed,) = ranks.run(resumed_critic, 1, Setting(models["tied"]), tmp_path / "state")
     (straight,) = ranks.once(resumed_critic, 1, Setting(models["tied"]), None)
     for step, right in zip(resumed, straight, strict=True):
-        assert step == pytest.approx(right, rel=TOLERANCE, abs=TOLERANCE)
+        assert step == close_to(right)
 
 
 def test_a_critic_in_bfloat16_goes_on(ranks, models, tmp_path):
@@ -96,7 +97,7 @@ def test_a_critic_in_bfloat16_goes_on(ranks, models, tmp_path):
     setting = Setting(models["tied"], DP2, machine=Machine("cpu", "bfloat16"))
     ranks.run(critic_steps, 2, setting, None, tmp_path / "state")
     (resumed, _), (straight, _) = (ranks.run(resumed_critic, 2, setting, at) for at in (tmp_path / "state", None))
-    assert resumed == [pytest.approx(step, rel=TOLERANCE, abs=TOLERANCE) for step in straight]
+    assert resumed == [close_to(step) for step in straight]
 
 
 @pytest.mark.parametrize(
@@ -134,11 +135,11 @@ def test_a_reference_follows_by_checkpoints_and_has_no_memory_of_an_optimizer(
     outcomes = ranks.run(reference_updates, world(sizes), Setting(models[model], sizes, bridge=bridge), updates)
     for i, weights in enumerate(outcomes[0].weights):
         values = gathered([outcome.log_probs[i] for outcome in outcomes])
-        np.testing.assert_allclose(values, gathered([one.log_probs[i]]), atol=TOLERANCE)
+        assert_close(values, gathered([one.log_probs[i]]))
         assert weights.keys() == one.weights[i].keys()
     before, mixed, after = outcomes[0].weights
     for name, weight in mixed.items():
-        np.testing.assert_allclose(weight, 0.75 * before[name] + 0.25 * after[name], atol=1e-6, err_msg=name)
+        assert_close(weight, 0.75 * before[name] + 0.25 * after[name], depth=BACKWARD, err_msg=name)
         assert not np.array_equal(before[name], after[name])
     for outcome in outcomes:
         assert outcome.trainable == 0
@@ -174,7 +175,7 @@ def test_a_reference_that_moves_is_saved_and_goes_on(ranks, models, tmp_path, be
     resumed = ranks.run(resumed_reference, world(after.sizes), after, tmp_path / "state")
     new = {name: parameter.detach().numpy() for name, parameter in hf.named_parameters()}
     for name, weight in resumed[0][0].items():
-        np.testing.assert_allclose(weight, (old[name] + new[name]) / 2, atol=1e-6, err_msg=name)
+        assert_close(weight, (old[name] + new[name]) / 2, depth=BACKWARD, err_msg=name)
         np.testing.assert_array_equal(weight, saved[0][0][name], err_msg=name)
     values = [gathered([part[1] for part in outcome]) for outcome in (saved, resumed)]
-    np.testing.assert_allclose(*values, atol=TOLERANCE)
+    assert_close(*values)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from replay_jobs import with_routes
 from test_layouts import world
+from tolerance import assert_close, rounding
 from trainer_jobs import (
     Outcome,
     Setting,
@@ -107,14 +108,14 @@ def test_trees_train_as_flat_packing_does(ranks, models, model, sizes, kind, mor
     )
     expected = by_place(flat, batch)
     assert np.isfinite(expected[batch.fields["loss_mask"] > 0]).all()
-    np.testing.assert_allclose(by_place(tree, batch), expected, atol=4e-6, rtol=0)
+    assert_close(by_place(tree, batch), expected)
     assert tree[0].steps[0]["loss_tokens"] == flat[0].steps[0]["loss_tokens"]
     assert tree[0].weights.keys() == flat[0].weights.keys()
     size = np.sqrt(sum((gradient**2).sum() for gradient in flat[0].weights.values()))
     for name, gradient in flat[0].weights.items():
         distance = np.linalg.norm(tree[0].weights[name] - gradient)
-        assert distance <= 1e-6 * size, name
-        assert distance <= 1e-4 * np.linalg.norm(gradient), name  # a small one has more of float32's rounding
+        assert distance <= rounding(size), name
+        assert distance <= 5e-5 * np.linalg.norm(gradient), name  # a small one has more of float32's rounding
 
 
 def by_place(outcomes: list[Outcome], batch: Batch) -> np.ndarray:

@@ -107,13 +107,21 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any], key: KeyOf) -> 
     if family not in _check_served(bridge_type):
         if others := [other for other in BRIDGES if family in _check_served(other)]:
             field, remedy = key(_BRIDGE), f"write {key(_BRIDGE)}={others[0]}"
-        message = f"the model is a {family}, for which no test shows that {bridge_type} computes what transformers does"
+        message = f"the model is a {family}, for which {_missing(bridge_type, str(family))}"
         return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy, is_key=bool(others))
     architecture, given = _families()[family]["architecture"], config.get("architectures")
     if given and list(given) != [architecture]:
         message = f"a {family} is trained as {architecture}, but this checkpoint is {', '.join(given)}"
         return BridgeProblem("RUN-BRIDGE-ARCHITECTURE", "architectures", message, f"use a checkpoint of {architecture}")
     return None
+
+
+def _missing(bridge_type: str, family: str) -> str:
+    """Return what keeps a bridge from training a family: a conversion of its tensors, or a test."""
+    if family not in _registered_families(bridge_type):
+        version = _registry()["versions"].get(bridge_type, "")
+        return f"{bridge_type} {version} has no conversion to Megatron".replace("  ", " ")
+    return f"no test shows that {bridge_type} computes what transformers does"
 
 
 def _field_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeProblem]:

@@ -1,0 +1,43 @@
+"""Tolerances of numeric tests: what rounding may do, by data type, magnitude and depth, with room for other CPUs.
+
+A computation of `depth` layers rounds its numbers that many times and once more at the end, each time by a part of the
+data type's epsilon that depends on the order of sums: on vector lengths, fused operations and libraries. Every
+tolerance stays below half of 1e-4 of the magnitude, so that no computation passes that is wrong by this much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+LAYERS = 4  # of the deepest tiny model
+BACKWARD = 3 * LAYERS  # of its gradients and updates: forward, backward, and the sums over tokens
+ROOM = 8  # epsilons for each layer; instruction sets were up to 4 apart
+LIMIT = 5e-5  # of the magnitude
+
+
+def rounding(magnitude: float = 1.0, depth: int = LAYERS, dtype: Any = np.float32) -> float:
+    """Return the distance that rounding may cause between numbers up to `magnitude` behind `depth` layers."""
+    relative = ROOM * (depth + 1) * float(np.finfo(dtype).eps)
+    if relative > LIMIT:
+        raise ValueError(f"a tolerance of {relative:.1e} would hide errors of 1e-4")
+    return relative * magnitude
+
+
+def magnitude_of(values: Any) -> float:
+    """Return the largest finite number, at least 1: smaller ones are differences of numbers around 1."""
+    known = np.abs(np.asarray(values, np.float64))
+    return max(1.0, float(known[np.isfinite(known)].max(initial=0.0)))
+
+
+def assert_close(found: Any, expected: Any, depth: int = LAYERS, err_msg: str = "") -> None:
+    """Assert that arrays are equal up to rounding; infinite and undefined numbers stand in the same places."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=rounding(magnitude_of(expected), depth), err_msg=err_msg)
+
+
+def close_to(expected: Any, depth: int = BACKWARD) -> Any:
+    """Return what equals a number, or each number of a step's metrics, up to rounding."""
+    return pytest.approx(expected, rel=rounding(depth=depth), abs=rounding(depth=depth))
