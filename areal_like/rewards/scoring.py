@@ -61,24 +61,37 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
             log=log,
         )
         self._judges = {name: self._judge(part) for name, part in judged.items()}
+        self._special = {name: part.special_tokens for name, part in judged.items()}
         self._weights = {name: part.weight for name, part in config.parts.items()}
         self._missing: Counter[str] = Counter()
 
     async def score(self, prompt: Prompt, responses: Sequence[Ints]) -> list[Reward]:
         """Return a reward for each response to a prompt, all of one group; missing if a judge failed. See Score."""
-        if sum(map(len, responses)) <= SHORT_TOKENS:
-            texts = [self._tokenizer.decode(response.tolist()) for response in responses]
-        else:
-            ids = [np.asarray(response, np.int32).tobytes() for response in responses]
-            decoded = await self._pool.call(functools.partial(texts_of.decoder, self._source), ids)
-            if isinstance(decoded, Failure):
-                return [self._reward({"": decoded}) for _ in responses]
-            texts = decoded
-        return await self.score_texts(prompt, texts)
+        decoded: dict[bool, Sequence[str]] = {}
+        for special in {False, *self._special.values()}:
+            texts = await self._decode(responses, special)
+            if isinstance(texts, Failure):
+                return [self._reward({"": texts}) for _ in responses]
+            decoded[special] = texts
+        return await self._score(prompt, decoded)
 
     async def score_texts(self, prompt: Prompt, texts: Sequence[str]) -> list[Reward]:
         """Score as `score` does, for responses that are text already."""
-        outcomes = await asyncio.gather(*(judge(texts, prompt) for judge in self._judges.values()))
+        return await self._score(prompt, {False: texts, True: texts})
+
+    async def _decode(self, responses: Sequence[Ints], special: bool) -> Sequence[str] | Failure:
+        """Return the texts of responses, with their special tokens if `special` is set."""
+        if sum(map(len, responses)) <= SHORT_TOKENS:
+            return [self._tokenizer.decode(response.tolist(), special=special) for response in responses]
+        ids = [np.asarray(response, np.int32).tobytes() for response in responses]
+        texts: Sequence[str] | Failure = await self._pool.call(
+            functools.partial(texts_of.decoder, self._source), ids, special
+        )
+        return texts
+
+    async def _score(self, prompt: Prompt, texts: Mapping[bool, Sequence[str]]) -> list[Reward]:
+        calls = (judge(texts[self._special[name]], prompt) for name, judge in self._judges.items())
+        outcomes = await asyncio.gather(*calls)
         return [self._reward(dict(zip(self._judges, of_one, strict=True))) for of_one in zip(*outcomes, strict=True)]
 
     def statistics(self) -> dict[str, float]:

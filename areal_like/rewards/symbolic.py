@@ -5,20 +5,86 @@ all workers.
 """
 
 import logging
+import re
+from typing import Any
 
+import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
 # the caller limits the time: math-verify's own limit is an alarm signal, which cannot interrupt long calls in C
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn about the missing limit
+_DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\d.(\\])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_POINTS = [sympy.Rational(tenths, 97) for tenths in (-262, -126, -58, 36, 81, 165, 281, 514)]
+_DIGITS = 50
+_PLACES = sympy.Float("1e-25", _DIGITS)
 
 
 def equal(given: str, wanted: str) -> bool:
     """Return whether an answer equals the reference. May take long or never return.
 
-    Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python.
+    Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python. Decimals are
+    exact, because math-verify rounds to six places, and what it finds equal has to agree in numbers, because it takes
+    small numbers for 0.
     """
-    parsed = [parse(f"${text}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
-    return bool(verify(*parsed, timeout_seconds=None))
+    parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
+    if not all(parsed):
+        return False
+    agree = _agree(parsed[0][0], parsed[1][0])
+    if agree is not None:
+        return agree
+    return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _exact(text: str) -> str:
+    if _TRIGONOMETRIC.search(text):
+        text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
+    return _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
+
+
+def _agree(one: Any, other: Any) -> bool | None:
+    """Return whether two expressions have the same real values where one has; None if numbers cannot say."""
+    if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
+        return None
+    one, other = (each.subs({name: sympy.I for name in each.free_symbols if str(name) == "i"}) for each in (one, other))
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    if not symbols:
+        one, other = (each.doit() for each in (one, other))
+        if one.is_Rational and other.is_Rational:
+            return bool(one == other)
+        return _close(_number(one), _number(other))
+    compared = 0
+    for shift, point in enumerate(_POINTS):
+        values = {
+            symbol: point + sympy.Rational(59 * index, 97) * (-1) ** (shift + index)
+            for index, symbol in enumerate(symbols)
+        }
+        left, right = _number(one.subs(values)), _number(other.subs(values))
+        if left is None or right is None or not (_is_real(left) or _is_real(right)):
+            continue
+        if not _close(left, right):
+            return False
+        compared += 1
+    return True if compared >= 3 else None
+
+
+def _number(expression: Any) -> Any:
+    try:
+        number = expression.doit().evalf(_DIGITS)
+        return number if number.is_number and number.is_finite else None
+    except Exception:  # noqa: BLE001 - sympy raises anything for what it cannot evaluate
+        return None
+
+
+def _is_real(number: Any) -> bool:
+    return bool(abs(sympy.im(number)) <= 1e-20 * abs(number))
+
+
+def _close(one: Any, other: Any) -> bool | None:
+    if one is None or other is None:
+        return None
+    return bool(abs(one - other) <= _PLACES * max(abs(one), abs(other)))
 
 
 equal("x^2 + 1", r"\frac{1}{2}")  # builds the tables and loads the parts of sympy that a first comparison needs

@@ -7,17 +7,17 @@ from typing import Any
 
 
 @functools.cache
-def decoder(source: str) -> Callable[[Sequence[bytes]], list[str]]:
+def decoder(source: str) -> Callable[[Sequence[bytes], bool], list[str]]:
     """Return a function that decodes responses, each the bytes of 32-bit token ids, as `Tokenizer.decode` does.
 
-    `source` is a `tokenizer.json`: its path or its content.
+    Its second argument is whether to keep special tokens. `source` is a `tokenizer.json`: its path or its content.
     """
     from tokenizers import Tokenizer
 
     backend = Tokenizer.from_str(source) if source.startswith("{") else Tokenizer.from_file(source)
 
-    def decode(responses: Sequence[bytes]) -> list[str]:
-        return [backend.decode(array.array("i", ids).tolist(), skip_special_tokens=True) for ids in responses]
+    def decode(responses: Sequence[bytes], special: bool) -> list[str]:
+        return [backend.decode(array.array("i", ids).tolist(), skip_special_tokens=not special) for ids in responses]
 
     return decode
 

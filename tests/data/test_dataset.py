@@ -75,9 +75,9 @@ def test_arithmetic_needs_no_file():
         ('{"question": " ", "answer": "1"}\n', "prompt_field", ["row 1", "nothing in field 'question'"]),
         ('{"question": "1", "answer": ""}\n', "answer_field", ["row 1", "nothing in field 'answer'"]),
         (
-            '{"question": "1", "answer": "1"}\n{"question": "1", "answer": "one"}\n',
+            '{"question": "1", "answer": "1"}\n{"question": "1", "answer": "x^2 +"}\n',
             "answer_field",
-            ["row 2", "no final"],
+            ["row 2", "as a whole"],
         ),
         ('{"question": "1", "answer": "It is 2.\\n####"}\n', "answer_field", ["row 1", "no final answer", "'answer'"]),
         ('{"question": "12345678", "answer": "1"}\n', "max_prompt_length", ["row 1", "8 tokens", "more than 5"]),

@@ -19,12 +19,12 @@ from areal_like.rewards.gsm8k import check, final_answer, quick, verify
         ("It costs #### $18.", "18"),
         (r"#### 5 or rather \boxed{6}", "6"),
         ("It is -3", "-3"),
-        ("That is 10-20.", "20"),
-        ("From (3)-7", "7"),
+        ("That is 10-20.", "10-20"),
+        ("From (3)-7", "(3)-7"),
         ("From 10 to -20", "-20"),
         ("It is \u22123", "-3"),
         ("A loss of -$3.", "-3"),
-        ("Paid 10-$7", "7"),
+        ("Paid 10-$7", "10-7"),
         (r"It is -\$1,250.50 now", "-1,250.50"),
         ("#### \u2212£3", "-3"),
         ("#### 5 €", "5"),
@@ -37,7 +37,10 @@ from areal_like.rewards.gsm8k import check, final_answer, quick, verify
         ("#### **7** apples", "7 apples"),
         ("#### .5", ".5"),
         ("####", None),
-        ("no number", None),
+        ("no number", "no number"),
+        ("So (1, 2) it is", "(1, 2)"),
+        ("So the probability is $\\frac{1}{2}$.", r"\frac{1}{2}"),
+        ("It has 3 sides and x^2 + 1", "x^2 + 1"),
     ],
 )
 def test_final_answer(text, answer):
@@ -54,7 +57,6 @@ def test_equal_answers_are_rewarded(response):
 @pytest.mark.parametrize(
     "response",
     [
-        "#### **7",
         "#### 7 (8)",
         "#### 7 (x)",
         "#### 7 (xy + z)",
@@ -102,7 +104,7 @@ def test_what_follows_the_number_does_not_decide(response, wanted):
 
 @pytest.mark.parametrize("response", ["7 dozen", "7 and a half", "7 pi", "7x", "7/2 miles", "7 - 2"])
 def test_what_makes_it_another_number_does(response):
-    assert quick(f"#### {response}", "#### 7") is None
+    assert quick(f"#### {response}", "#### 7") in (0.0, None)
     assert verify(f"#### {response}", "#### 7") == 0.0
 
 
@@ -121,12 +123,13 @@ def test_quick_is_quick():
         ("#### 1,250 eggs", "It is 1250.\n#### 1250", 1.0),
         ("#### -0", "#### 0", 1.0),
         ("no answer", "#### 7", 0.0),
-        ("#### 1.5 eggs", "#### 1.50", None),
-        (r"#### \text{Monday}", r"#### \text{Monday}", None),
-        (r"#### \frac{14}{2}", "#### 7", None),
+        ("#### 1.5 eggs", "#### 1.50", 1.0),
+        (r"#### \text{Monday}", r"#### \text{Monday}", 1.0),
+        (r"#### \frac{14}{2}", "#### 7", 1.0),
+        (r"#### \sqrt{49}", "#### 7", None),
     ],
 )
-def test_quick_settles_plain_integers_alone(response, answer, reward):
+def test_quick_settles_what_needs_no_mathematics(response, answer, reward):
     assert quick(response, answer) == reward
     assert verify(response, answer) == (1.0 if reward is None else reward)
 
@@ -169,9 +172,27 @@ def test_words_after_a_plain_number_do_not_make_it_long():
     assert quick(f"#### 7 eggs. {'That is what remains. ' * 20}", "#### 7") == 1.0
 
 
-def test_a_reference_answer_without_a_final_one_is_found():
-    assert check("It is 2.\n#### 2") is None
-    assert check("one") == ("no final answer", "end it with `#### ` and the answer")
+@pytest.mark.parametrize(
+    "answer",
+    ["It is 2.\n#### 2", "one", r"\frac{1}{2}", "(1, 2)", "1, 2", "1e+16", r"[0, \infty)", "x^2 + 1", "B", "12 ft"],
+)
+def test_a_reference_that_is_read_as_a_whole_has_no_fault(answer):
+    assert check(answer) is None
+    assert verify(rf"\boxed{{{final_answer(answer) if '####' in answer else answer}}}", answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("It is 2.\n####", "no final answer"),
+        (r"\boxed{}", "no final answer"),
+        (r"\frac{1}{2", "an answer that cannot be read as a whole"),
+        ("x^2 +", "an answer that cannot be read as a whole"),
+        ("one two " * 20, "an answer that cannot be read as a whole"),
+    ],
+)
+def test_a_reference_that_cannot_be_read_as_a_whole_is_found(answer, problem):
+    assert check(answer)[0] == problem
 
 
 def test_quick_and_check_leave_the_symbolic_library_alone():

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from areal_like.config.schema import RewardConfig
+from areal_like.config.schema import RewardConfig, RewardPartConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import gsm8k, scoring
 from areal_like.rewards.scoring import SHORT_TOKENS, Rewards
@@ -77,3 +77,29 @@ class _Unusable:
 
     def __init__(self, source: str = "") -> None:
         raise ValueError("no tokenizer")
+
+
+@pytest.mark.parametrize("length", [1, SHORT_TOKENS])
+def test_a_function_receives_special_tokens_if_it_asks_for_them(tmp_path, length):
+    (file := tmp_path / "channels.py").write_text(
+        "def score(response, row):\n    return response.count('<eos>')\n"
+        "def total(responses, row):\n    return [response.count('<eos>') for response in responses]\n"
+    )
+    tokenizer = Tokenizer.make("bytes")
+    end = tokenizer.eos_token_ids[0]
+    tokens = [np.array([*tokenizer.encode("a" * length), *[end] * count], np.int32) for count in (0, 2)]
+    name = tokenizer.decode([end], special=True)
+    file.write_text(file.read_text().replace("<eos>", name))
+    parts = {
+        "seen": RewardPartConfig(function=f"{file}:score", special_tokens=True),
+        "together": RewardPartConfig(function=f"{file}:total", special_tokens=True),
+        "unseen": RewardPartConfig(function=f"{file}:score"),
+    }
+
+    async def main():
+        async with Rewards(RewardConfig(parts=parts, workers=1), tokenizer) as rewards:
+            return await rewards.score(Prompt(0, [], row={}), tokens)
+
+    assert name and [reward.parts for reward in asyncio.run(main())] == [
+        {"seen": count, "together": count, "unseen": 0.0} for count in (0.0, 2.0)
+    ]

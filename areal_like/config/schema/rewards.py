@@ -15,6 +15,7 @@ _ONLY_MODELS = Ignored(
 )
 _PARTS = Ignored("`reward.parts` is set", lambda at: bool(getattr(at.section, "parts", None)), reads="parts")
 _FUNCTION = Ignored("`function` is set", lambda at: at.section.function is not None)
+_NO_FUNCTION = Ignored("only a `function` receives special tokens", lambda at: at.section.function is None)
 
 
 class JudgeConfig(Section):
@@ -25,6 +26,8 @@ class JudgeConfig(Section):
     score in the answer of `reward.judge`."""
     function: Annotated[str | None, _PARTS] = None
     """Your own function, `my_rewards.py:score` or `package.module:score`, with parameters (response, row)."""
+    special_tokens: Annotated[bool, _PARTS, _NO_FUNCTION] = False
+    """The function receives responses with their special tokens, such as `<|channel|>`."""
 
 
 class RewardPartConfig(JudgeConfig):

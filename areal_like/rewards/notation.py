@@ -1,0 +1,144 @@
+r"""Removal of decoration around an answer: Markdown, LaTeX's layout, Unicode's signs."""
+
+import re
+from collections.abc import Callable
+
+_CHARACTERS = {
+    "\u2212": "-", "\u2013": "-", "\u2014": "-", "\u2010": "-", "\u2011": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ",
+    "\u2219": r"\cdot ", "\u00f7": r"\div ", "\u00b1": r"\pm ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2264": r"\le ", "\u2265": r"\ge ",
+    "\u2260": r"\ne ", "\u222a": r"\cup ", "\u2229": r"\cap ", "\u2208": r"\in ", "\u2205": r"\emptyset ", "\u00b0": r"^\circ ", "\u00b2": "^2",
+    "\u00b3": "^3", "\u2044": "/", "\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u3002": ".", "\uff0c": ",", "\uff1a": ":",
+    "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u211d": r"\mathbb{R}", "\u03b8": r"\theta ", "\u2026": "...", "\uff05": "%", "\u2248": r"\approx ",
+    "\u00bd": " 1/2", "\u2153": " 1/3", "\u2154": " 2/3", "\u00bc": " 1/4", "\u00be": " 3/4", "\u215b": " 1/8", "\u2070": "^0", "\u00b9": "^1",
+    "\u2074": "^4", "\u2075": "^5", "\u2076": "^6", "\u2077": "^7", "\u2078": "^8", "\u2079": "^9",
+    "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
+}  # fmt: skip
+_TABLE = str.maketrans(_CHARACTERS | {chr(0xFF10 + digit): str(digit) for digit in range(10)})
+_STYLES = r"text(?:bf|it|rm|normal|sf|tt)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|boxed|fbox|boldsymbol|bm|operatorname\*?|emph|underline|ensuremath"
+_PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    (r"<\|[^<>|]*\|>|</?s>|<eos>|<pad>|<end_of_turn>|<\uff5c[^<>]*\uff5c>", ""),
+    (r"\^(\d|-)\^", r"^\1"),
+    (r"(?:\^-\^|\^-)(\d)", r"^{-\1}"),
+    (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
+    (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal)(?![a-zA-Z])", " "),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\dbinom|\\tbinom", r"\\binom"),
+    (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le "),
+    (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge "),
+    (r"\\neq(?![a-zA-Z])", r"\\ne "),
+    (r"\\lt(?![a-zA-Z])", "<"),
+    (r"\\gt(?![a-zA-Z])", ">"),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
+    (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
+    (r"\{,\}", ","),
+    (r"(?<!\\)\\!", ""),
+    (r"(?<!\\)\\(?:[,;:> ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z]))|~", " "),
+    (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
+    (r"(?<!\\)\\[()\[\]]", ""),
+    (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0][1] == "l" else r"\}"),
+    (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
+    (r"\\(?:lfloor)(?![a-zA-Z])\s*", r"\\lfloor "),
+    (r"\\%", "%"),
+    (r"\\(?:begin|end)\{(?:[bB]|small)?matrix\}", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
+    (r"\\(?:begin|end)\{array\}(?:\{[lcr| ]*\})?", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
+    (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
+    (r"[`]+", ""),
+    (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
+]  # fmt: skip
+_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
+_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
+_WRAPPERS = [
+    re.compile(pattern, re.S)
+    for pattern in (
+        r"\*{1,3}([^*]+)\*{1,3}",
+        r"__?([^_]+)__?",
+        r"\"([^\"]+)\"",
+        r"'([^']+)'",
+        r"\$+([^$]+)\$+",
+        r"\{((?:[^{},]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}",
+    )
+]
+_BRACKETED = re.compile(r"[(\[]\s*([-+]?[^()\[\],;]*\d[^()\[\],;]*)\s*[)\]]")
+_FUNCTIONS = frozenset(
+    [
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "log",
+        "ln",
+        "lg",
+        "exp",
+        "max",
+        "min",
+        "gcd",
+        "lcm",
+        "mod",
+        "det",
+        "lim",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "sqrt",
+        "frac",
+        "arg",
+        "deg",
+        "dim",
+        "ker",
+        "inf",
+        "sup",
+        "and",
+        "or",
+    ]
+)
+
+
+def plain(text: str) -> str:
+    """Return an answer without its decoration; equal answers need not become equal texts."""
+    text = text.translate(_TABLE).strip()
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    for _ in range(4):
+        text, before = _STYLE.sub(_without_style, text), text
+        if text == before:
+            break
+    text = (
+        re.sub(r"^\*\*+|\*\*+$", "", re.sub(r"\s+", " ", text).strip())
+        if text.count("**") % 2
+        else re.sub(r"\s+", " ", text).strip()
+    )
+    for _ in range(4):
+        before = text
+        text = (
+            re.sub(r"^[=:\s]+|(?:[\s.,;:]|(?<=[a-z]{2})!)+$", "", text)
+            if not text.endswith("...")
+            else text.lstrip("=: ")
+        )
+        for wrapper in _WRAPPERS:
+            if match := wrapper.fullmatch(text):
+                text = match[1].strip()
+        if match := _BRACKETED.fullmatch(text):
+            text = match[1].strip()
+        if text == before:
+            return text
+    return text
+
+
+def _without_style(match: re.Match[str]) -> str:
+    power = re.search(r"\^\{?([123])\}?$", match[0])
+    return (
+        f" {match[1]}" + (f"^{power[1]} " if power else " ")
+        if " " in match[1] or len(match[1].strip()) > 1
+        else match[1]
+    )
+
+
+def words_in(text: str) -> list[str]:
+    """Return the words of a text that are neither LaTeX's commands nor functions."""
+    text = re.sub(r"\\(?:begin|end)\{\w+\}|\\[a-zA-Z]+", " ", text)
+    return [word for word in re.findall(r"[^\W\d_]{2,}", text) if word.lower() not in _FUNCTIONS]
