@@ -6,12 +6,19 @@ PEAK = 0.8
 HALF = 1400
 # Seconds that a host needs to launch a rank's kernels per micro-batch and layer, for log-probs, forward and backward;
 # more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has.
-# Fitted to benchmarks/results/memory_h200x4.json: Transformer Engine 2.16 under a virtual machine's Xeon.
+# Fitted to benchmarks/results/memory_h200x4.json: Transformer Engine 2.16 under a virtual machine's Xeon. Those of
+# experts lie between that file and 64 experts on one H200 with a later engine, which launched in 0.6 of the time
+# (trainer_throughput_qwen3_moe_h200.json).
 LAUNCH = 10e-3
 LAUNCH_TP = 4.5e-3
 LAUNCH_CP = 6.5e-3
-LAUNCH_MOE = 25e-3
-LAUNCH_EXPERT = 0.35e-3
+LAUNCH_MOE = 14e-3
+LAUNCH_EXPERT = 0.3e-3
+# Launches of recomputed experts that the GPU's work does not hide, as a share of all launches of experts. Fitted to
+# 24.0k tokens/s of the 64 experts with micro-batches of 16k tokens and recomputed experts.
+RECOMPUTED_EXPERTS = 0.05
+# Bytes a second between a GPU and pinned host memory, from benchmarks/results/offload_h200.json.
+HOST_LINK = 45e9
 # The share of a GPU's FLOP/s that a server reaches. Not measured here.
 SERVING = 0.45
 # Shares of a link's and of a memory's bandwidth. Not measured here; usual values of NCCL and of decoding kernels.

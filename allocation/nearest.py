@@ -62,11 +62,12 @@ def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings]
     )
     if not wrong or not curable or len(source.text) > LONGEST_TEXT:
         return findings
-    nearest = _search(source.text, judge, checks)
+    thirds = any("HEADS" in finding.code for finding in wrong)
+    nearest = _search(source.text, judge, checks, thirds=thirds)
     return tuple(replace(finding, nearest=nearest) if finding in wrong else finding for finding in findings)
 
 
-def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) -> tuple[str, ...]:
+def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int], *, thirds: bool) -> tuple[str, ...]:
     """Return valid strings near `text`: one member after the other is changed until nothing is wrong with it.
 
     Each candidate takes one of `checks`; when there are none left, what was found has to do.
@@ -80,7 +81,7 @@ def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int]) 
                 kept.append(base)
                 continue
             members = list(parse(base).members)
-            for variant, _ in zip(_variants(member), checks, strict=False):
+            for variant, _ in zip(_variants(member, thirds=thirds), checks, strict=False):
                 candidate = _text(tree, [*members[:number], variant, *members[number + 1 :]])
                 if not _wrong(judge(candidate), candidate, number):
                     kept.append(candidate)
@@ -118,7 +119,7 @@ def _text(tree: Allocation, members: Iterable[Member]) -> str:
     return spell(Allocation(tuple(Group(tuple(next(remaining) for _ in group.members)) for group in tree.groups)))
 
 
-def _variants(member: Member) -> Iterator[Member]:
+def _variants(member: Member, *, thirds: bool) -> Iterator[Member]:
     """Yield members with one or two counts changed, nearest first."""
     dims = member.layout.dims
     if member.backend.text not in BACKENDS or any(count(dim) is None and dim.count != "*" for _, dim in dims):
@@ -126,7 +127,7 @@ def _variants(member: Member) -> Iterator[Member]:
     present = {(part, dim.letter): count(dim) for part, dim in dims if dim.count != "*"}
     present.setdefault(("attn", "d"), 1)
     single = [
-        (_distance(value, new), place, new)
+        (_distance(value, new, thirds=thirds and place[1] == "t"), place, new)
         for place, value in present.items()
         if value and place[1] in SIZE_OF[place[0]] and place not in (("ffn", "d"), ("ffn", "p"))
         for new in _near(value)
@@ -160,10 +161,13 @@ def _near(value: int) -> list[int]:
     return [new for new in dict.fromkeys(steps) if new >= 1 and new != value]
 
 
-def _distance(old: int, new: int) -> float:
-    """Return |log2(new / old)|, plus a penalty for a size that is not a power of two: few models are divisible by
-    it."""
-    return abs(math.log2(new / old)) + (2 if new & (new - 1) else 0)
+def _distance(old: int, new: int, *, thirds: bool) -> float:
+    """Return |log2(new / old)|, plus a penalty for a size that is not a power of two: few models are divisible by it.
+
+    With `thirds`, where 2 does not divide a model's heads, 3 often does.
+    """
+    odd = 0.4 if thirds and new == 3 else 2
+    return abs(math.log2(new / old)) + (odd if new & (new - 1) else 0)
 
 
 def _change(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +54,7 @@ class Parameters:
         return -(-self.split // tp) + -(-self.kv // min(tp, kv_heads)) + self.copied
 
 
+@lru_cache(64)
 def total_parameters(model: ModelSpec) -> int:
     """Return all parameters of a model with its vision tower; a tied output layer counts once."""
     if model.counted:

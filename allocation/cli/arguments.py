@@ -22,6 +22,7 @@ class Recompute(StrEnum):
 
     none = "none"
     selective = "selective"
+    experts = "experts"
     full = "full"
 
 
@@ -145,6 +146,9 @@ Sharded = Annotated[bool, typer.Option("--distributed-optimizer/--no-distributed
 ServerShare = Annotated[
     float,
     typer.Option("--mem-fraction-static", min=0.01, max=0.99, help="Share of a GPU for SGLang's weights and KV cache."),
+]
+OptimizerOffload = Annotated[
+    bool, typer.Option("--optimizer-offload", help="Keep optimizer state in host memory beside the optimizer's step.")
 ]
 Offload = Annotated[
     bool, typer.Option("--offload", help="Time-share colocated engines: the waiting engine is in host memory.")

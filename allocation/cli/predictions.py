@@ -23,6 +23,7 @@ from allocation.cli.arguments import (
     NeededClusterSize,
     NeededModel,
     Offload,
+    OptimizerOffload,
     Picture,
     Recompute,
     RecomputeKind,
@@ -54,6 +55,7 @@ def memory(
     sharded: Sharded = True,
     share: ServerShare = 0.8,
     offload: Offload = False,
+    on_host: OptimizerOffload = False,
     first: FirstStage = None,
     last: LastStage = None,
     svg: Picture = None,
@@ -75,7 +77,9 @@ def memory(
         no_files("memory", words)
     spec = batch or BatchSpec(DEFAULT_SEQUENCES)
     spec = replace(spec, max_length=length, max_tokens_per_mb=max(tokens, length or 0))
-    settings = replace(ends(first, last), use_distributed_optimizer=sharded, **_recompute(recompute))
+    settings = replace(
+        ends(first, last), use_distributed_optimizer=sharded, optimizer_offload=on_host, **_recompute(recompute)
+    )
     limits = MemorySettings(gpu.memory if gpu else None, dtype.value, share, offload=offload)
     with usage(ModelError, "--model"):
         work = Workload(load_model(model), settings, limits, spec)
@@ -104,7 +108,10 @@ def plan(
     staleness: Annotated[
         int, typer.Option(min=0, help="Staleness bound (max_head_offpolicyness); 0 is synchronous.")
     ] = 1,
-    tokens: Tokens = DEFAULT_TOKENS,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens per micro-batch (max_tokens_per_mb); by default several are tried."),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=100, help="Number of layouts to show.")] = 8,
     first: FirstStage = None,
     last: LastStage = None,
@@ -112,14 +119,18 @@ def plan(
 ) -> None:
     """Find the layouts of a model on a cluster, best first, by predicted step time.
 
-    The exit code is 1 if no layout fits. Times are estimates from data sheets and a few measurements.
+    Searched: sizes, GPUs of their own, colocated and time-shared, tokens per
+    micro-batch, recomputation (experts only, full), and optimizer offload. The
+    exit code is 1 if no layout fits. Times are estimates from data sheets and
+    a few measurements.
 
     \b
     Examples:
       allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
-    from allocation.planner import Task, asynchrony, best_on, fewest_nodes, plan_layouts, shortfall
+    from allocation.planner import Task, asynchrony, best_each, best_on, fewest_nodes, plan_layouts, shortfall
+    from allocation.views import planned
     from allocation.views.facts import MOST_RANKS
 
     if cluster.n_gpus > MOST_RANKS:
@@ -131,19 +142,21 @@ def plan(
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
-        lines = [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
+        lines = [*(line.rstrip(".") for line in planned.limits(task))]
+        lines += [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
         if nodes := fewest_nodes(task):
             lines.append(f"{nodes}x{cluster.n_gpus_per_node} is large enough")
         typer.echo("; ".join(lines), err=True)
         raise typer.Exit(INVALID)
-    tide, more = asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
-    from allocation.views import planned
-
+    best, tide, more = choices[0], asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
+    synchronous, asynchronous = best_each(task)
+    other = synchronous if best.staleness else asynchronous
     if as_json:
-        said = {"task": planned.title(task), "reasons": planned.reasons(task, choices[0], tide, more)}
-        typer.echo(json.dumps({**said, "layouts": [one.to_json() for one in choices]}, indent=1))
+        said = {"task": planned.title(task), "limits": planned.limits(task)}
+        said["reasons"] = planned.reasons(task, best, tide, more, other)
+        typer.echo(json.dumps({**said, "layouts": [one.to_json(task) for one in choices]}, indent=1))
     else:
-        open_console().print(planned.terminal(task, choices, tide, more))
+        open_console().print(planned.terminal(task, choices, tide, more, other), crop=False)
 
 
 def _check_length(shape: ModelSpec, longest: int) -> None:
@@ -169,4 +182,6 @@ def _report_overflow(plan: Plan, cluster: Cluster | None, work: Workload) -> Non
 
 def _recompute(kind: Recompute) -> dict[str, Any]:
     full = {"recompute_method": "uniform", "recompute_num_layers": 1} if kind is Recompute.full else {}
+    if kind is Recompute.experts:
+        return {"recompute_granularity": "selective", "recompute_modules": ("moe",)}
     return {} if kind is Recompute.none else {"recompute_granularity": kind.value, **full}

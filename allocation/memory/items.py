@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from allocation.notebook import render_html
@@ -19,7 +19,9 @@ GRAPHS = 2 << 30
 FRAGMENTATION = 0.03
 CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
 CAPTURED = "CUDA graphs and prefill"
-AT_REST = "at rest"
+CACHE = "KV cache"
+AT_REST, UPDATE = "at rest", "weight update"
+TRAINED = ("gradients", "main weights", "Adam's moments")  # first words of what only training needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,20 +143,41 @@ def with_reserve(named: Mapping[str, Sequence[Item]], beside: Sequence[Item]) ->
 
 def forward_only(phases: Iterable[Phase]) -> Iterator[Phase]:
     """Yield the phases of a reference model, which has weights but no optimizer."""
-    trained = ("gradients", "main weights", "Adam's moments", RESERVE)
     for phase in phases:
         if phase.name in ("load", "log-probs", AT_REST):
-            yield Phase(phase.name, tuple(item for item in phase.items if not item.name.startswith(trained)))
+            left = (item for item in phase.items if not item.name.startswith((*TRAINED, RESERVE)))
+            yield Phase(phase.name, tuple(left))
 
 
 def shared_peak(prints: Sequence[Footprint], *, offload: bool) -> int:
     """Return the bytes that engines need together on a shared GPU: the worst peak plus the others' idle memory.
 
-    With `offload`, servers and trainers are time-shared; trainers stay together in one time slice, as do servers.
+    With `offload`, servers and trainers are time-shared; trainers stay together in one time slice, as do servers. New
+    weights are sent when gradients and optimizer have left, and the servers have room for weights but not for a cache.
     """
-    most = 0
-    for one in prints:
-        others = [other for other in prints if other is not one]
-        left = [it.fixed if offload and it.is_server != one.is_server else it.idle for it in others]
-        most = max(most, one.peak.bytes + sum(left))
-    return most
+    servers, trainers = ([it for it in prints if it.is_server is kind] for kind in (True, False))
+    if not (offload and servers and trainers):
+        return _most_together(prints)
+    fixed_servers, fixed_trainers = (sum(it.fixed for it in side) for side in (servers, trainers))
+    update = sum(map(_weights_alone, trainers)) + sum(_without_cache(it) for it in servers)
+    steps = [replace(it, phases=tuple(p for p in it.phases if p.name != UPDATE)) for it in trainers]
+    return max(_most_together(servers) + fixed_trainers, _most_together(steps) + fixed_servers, update)
+
+
+def _most_together(prints: Sequence[Footprint]) -> int:
+    """Return the worst peak of an engine plus the idle memory of the others."""
+    idle = sum(it.idle for it in prints)
+    return max(it.peak.bytes + idle - it.idle for it in prints)
+
+
+def _weights_alone(one: Footprint) -> int:
+    """Return bytes of a trainer during a weight update, without gradients and optimizer."""
+    phase = next(phase for name in (UPDATE, AT_REST) for phase in one.phases if phase.name == name)
+    beside = sum(item.bytes for item in phase.items if item.name in (CUDA, NCCL))
+    left = [it for it in phase.items if it.name not in (CUDA, NCCL, RESERVE) and not it.name.startswith(TRAINED)]
+    return beside + int((1 + FRAGMENTATION) * sum(item.bytes for item in left))
+
+
+def _without_cache(server: Footprint) -> int:
+    """Return bytes of a server that has taken its weights back, but not its cache."""
+    return sum(item.bytes for item in server.phase(UPDATE).items if item.name != CACHE)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from allocation.memory.items import CAPTURED, COMMUNICATOR, CONTEXT, CUDA, GRAPHS, WORKSPACE, Footprint, Item, Phase
+from allocation.memory.items import (
+    CACHE,
+    CAPTURED,
+    COMMUNICATOR,
+    CONTEXT,
+    CUDA,
+    GRAPHS,
+    UPDATE,
+    WORKSPACE,
+    Footprint,
+    Item,
+    Phase,
+)
 from allocation.memory.transfer import bucket
 from allocation.model_spec import ModelSpec
 from allocation.parameters import layers_together, vocabulary
@@ -27,12 +39,12 @@ def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
         room = cache // per_token if per_token else 0
     elif work.batch is not None and work.batch.max_length is not None:
         cache = -(-work.batch.sequences // sizes.dp) * work.batch.max_length * per_token
-    graphs, kv = Item(CAPTURED, GRAPHS), Item("KV cache", cache)
+    graphs, kv = Item(CAPTURED, GRAPHS), Item(CACHE, cache)
     held = [Item("weights", weights), Item("adapters", adapters)]
     named = {
         "load": held,
         "rollout": [*held, kv, graphs],
-        "weight update": [*held, kv, graphs, Item("bucket", bucket(model, work))],
+        UPDATE: [*held, kv, graphs, Item("bucket", bucket(model, work))],
     }
     phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
     return Footprint(role, tuple(phases), 0, per_token, room)

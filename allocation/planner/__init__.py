@@ -7,9 +7,9 @@ that fit in memory.
 """
 
 from allocation.planner.asynchrony import Asynchrony, asynchrony
-from allocation.planner.choice import Choice, Servers, Trainer
-from allocation.planner.search import best_on, best_servers, fewest_nodes, plan_layouts
-from allocation.planner.seconds import training_seconds
+from allocation.planner.choice import Choice, Servers, Sharing, Trainer
+from allocation.planner.search import best_each, best_on, best_servers, fewest_nodes, plan_layouts
+from allocation.planner.seconds import offloaded_bytes, training_seconds
 from allocation.planner.shortfall import shortfall
 from allocation.planner.task import Task
 
@@ -17,12 +17,15 @@ __all__ = [
     "Asynchrony",
     "Choice",
     "Servers",
+    "Sharing",
     "Task",
     "Trainer",
     "asynchrony",
+    "best_each",
     "best_on",
     "best_servers",
     "fewest_nodes",
+    "offloaded_bytes",
     "plan_layouts",
     "shortfall",
     "training_seconds",

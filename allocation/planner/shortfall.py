@@ -16,10 +16,9 @@ from allocation.planner.search import (
     possible_trainers,
     sizes_of_trainer,
     static_peak,
-    with_ends,
 )
 from allocation.planner.sizes import server_sizes
-from allocation.planner.task import FULL, SHARE, Task
+from allocation.planner.task import FULL, SHARE, Task, with_ends
 
 _CLOSEST = 64  # trainers whose activations are counted, too: those with the smallest weights and optimizer
 
@@ -48,8 +47,14 @@ def fewest_gpus(task: Task) -> tuple[int | None, int | None]:
 
 
 def least_trainer(task: Task) -> tuple[int, str] | None:
-    """Return the smallest peak of a trainer on all GPUs with full recomputation, and its layout."""
-    every = [Trainer(sizes, with_ends(FULL, ends), {}) for sizes, ends in possible_trainers(task, task.cluster.n_gpus)]
+    """Return the smallest peak of a trainer on all GPUs, with full recomputation and an offloaded optimizer, and its
+    layout."""
+    least = replace(FULL, optimizer_offload=True)
+    tokens = task.micro_batches[0]
+    every = [
+        Trainer(sizes, with_ends(least, ends), tokens, {})
+        for sizes, ends in possible_trainers(task, task.cluster.n_gpus)
+    ]
     peaks = [
         (footprint_of("actor", "megatron", one.sizes, task.work(one.megatron)).peak.bytes, one.text)
         for one in nsmallest(_CLOSEST, every, key=lambda one: static_peak(task, one))
@@ -59,7 +64,7 @@ def least_trainer(task: Task) -> tuple[int, str] | None:
 
 def least_servers(task: Task) -> tuple[int, str] | None:
     """Return the smallest GPU that holds a server's weights and its longest sequence, and the server's layout."""
-    n, longest = task.cluster.n_gpus, task.prompt + task.response
+    n, longest = task.cluster.n_gpus, task.longest
     work = task.work(FULL)
     work = replace(work, memory=replace(work.memory, gpu_bytes=None), batch=None)  # without a cache
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from allocation import efficiency as eff
 from allocation.hardware import GPUS, Gpu
@@ -12,10 +13,19 @@ from allocation.plan import Cluster
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 PLAIN = MegatronSettings()
+EXPERTS = MegatronSettings(recompute_granularity="selective", recompute_modules=("moe",))
 FULL = MegatronSettings(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
 SHARE = 0.8  # a server's share of a GPU
 SHARED_SHARE = 0.4  # of a GPU that it has together with a trainer
 POWERS = (1, 2, 4, 8, 16, 32, 64)
+MICRO_BATCHES = (8192, 16384, 32768, 65536)  # tokens
+
+
+@lru_cache(1024)
+def with_ends(settings: MegatronSettings, ends: Ends) -> MegatronSettings:
+    """Return the settings with layers of the first and of the last stage."""
+    first, last = ends
+    return replace(settings, num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last)
 
 
 @dataclass(frozen=True)
@@ -23,8 +33,8 @@ class Task:
     """The input of the planner.
 
     `prompt` and `response` are maximum lengths in tokens; `staleness` is η, 0 for synchronous training.
-    `batch.max_tokens_per_mb` are the tokens of a micro-batch, `batch.max_length` prompt and response together. `ends`
-    are the required layers of the first and the last pipeline stage.
+    `batch.max_tokens_per_mb` are the tokens of a micro-batch, None to try several; `batch.max_length` is prompt and
+    response together. `ends` are the required layers of the first and the last pipeline stage.
     """
 
     model: ModelSpec
@@ -47,6 +57,11 @@ class Task:
         return MemorySettings(dtype=self.dtype).item
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.prompt + self.response
+
+    @property
     def tokens(self) -> float:
         """Tokens trained per step, prompts included."""
         return self.batch.sequences * (self.prompt * eff.MEAN_OF_LONGEST + self.mean_response)
@@ -55,14 +70,19 @@ class Task:
     def generated(self) -> float:
         return self.batch.sequences * self.mean_response
 
-    def work(self, megatron: MegatronSettings, share: float = SHARE) -> Workload:
-        """Return the memory model's workload; micro-batches hold at least the longest sequence."""
-        longest = self.prompt + self.response
-        tokens = max(longest, self.batch.max_tokens_per_mb or 0)
-        batch = replace(self.batch, max_length=longest, max_tokens_per_mb=-(-tokens // 64) * 64)
-        return Workload(self.model, megatron, MemorySettings(self.gpu.memory, self.dtype, share), batch)
-
     @property
-    def mb_tokens(self) -> int:
-        """Tokens of a micro-batch, at least as many as in the longest sequence."""
-        return max(self.batch.max_tokens_per_mb or 0, self.prompt + self.response)
+    def micro_batches(self) -> tuple[int, ...]:
+        """Tokens of the micro-batches to try, ascending, at least as many as in the longest sequence."""
+        if self.batch.max_tokens_per_mb is not None:
+            return (max(self.batch.max_tokens_per_mb, self.longest),)
+        least = -(-self.longest // 64) * 64
+        return (least, *(tokens for tokens in MICRO_BATCHES if tokens > least))
+
+    def work(
+        self, megatron: MegatronSettings, share: float = SHARE, tokens: int | None = None, *, offload: bool = False
+    ) -> Workload:
+        """Return the memory model's workload with micro-batches of so many tokens, by default the fewest to try."""
+        tokens = -(-(tokens or self.micro_batches[0]) // 64) * 64
+        batch = replace(self.batch, max_length=self.longest, max_tokens_per_mb=tokens)
+        memory = MemorySettings(self.gpu.memory, self.dtype, share, offload=offload)
+        return Workload(self.model, megatron, memory, batch)

@@ -6,7 +6,12 @@ It needs ipywidgets, which no other module of this package uses.
 from html import escape
 from typing import Any
 
-import ipywidgets
+try:
+    import ipywidgets
+except ImportError as error:
+    raise ImportError(
+        "The calculator needs ipywidgets, which is not installed. Run `requirements/install dev`, or `pip install ipywidgets`."
+    ) from error
 
 from allocation.compiler import Result, check
 from allocation.diagnostics import Severity, render

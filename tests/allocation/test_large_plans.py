@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,14 @@ from typer.testing import CliRunner
 import allocation
 from allocation import BatchSpec, Cluster, MegatronSettings, ParallelSizes
 from allocation.cli import app
-from allocation.hardware import GPUS
+from allocation.hardware import GPUS, find_gpu
 from allocation.memory import footprint_of
 from allocation.parameters import stages
 from allocation.pipeline import EVEN, split_words, uneven_ends
-from allocation.planner import Task, plan_layouts
+from allocation.planner import Task, best_servers
+from allocation.planner.search import layouts_of, sizes_of_trainer
 from allocation.planner.shortfall import fewest_gpus, least_servers, least_trainer
+from allocation.planner.task import FULL, SHARE, with_ends
 
 # Counted by hand from the published configurations: attention, router and shared experts of a layer, all its experts,
 # the values that a token's attention keeps (queries, keys, values and output), and all parameters as published.
@@ -47,6 +50,14 @@ def task(model, cluster, gpu):
     return Task(allocation.load_model(model), Cluster.parse(cluster), GPUS[gpu], batch)
 
 
+def gpus(asked):
+    """Splits of the GPUs in which the servers get a third, and more."""
+    total = asked.cluster.n_gpus
+    return [
+        n for n in sizes_of_trainer(asked.cluster) if best_servers(asked, total - n, SHARE) and n <= total * 2 // 3
+    ][::-1]
+
+
 def trainer_by_hand(hand, sizes, layers, stage):
     """Bytes of a rank in any stage but the last, with full recomputation; the first stage has the embedding."""
     plain = hand["without_experts"] if stage == 0 else 0
@@ -65,7 +76,11 @@ def trainer_by_hand(hand, sizes, layers, stage):
 @pytest.mark.parametrize(("model", "cluster", "gpu"), CASES)
 def test_the_largest_models_have_plans_whose_memory_is_that_of_a_count_by_hand(model, cluster, gpu):
     asked, hand = task(model, cluster, gpu), BY_HAND[model]
-    for choice in plan_layouts(asked):
+    every = (layouts_of(asked, n, best_servers(asked, asked.cluster.n_gpus - n, SHARE), None) for n in gpus(asked))
+    plain = (one for choices in every for one in choices if one.trainer.megatron == with_ends(FULL, one.trainer.ends))
+    choices = list(islice(plain, 8))
+    assert len(choices) >= 4
+    for choice in choices:
         sizes, megatron = choice.trainer.sizes, choice.trainer.megatron
         of_trainer = footprint_of("actor", "megatron", sizes, asked.work(megatron))
         layers = len(stages(asked.model, sizes, megatron)[of_trainer.stage])
@@ -153,7 +168,8 @@ def test_the_shortfall_names_the_side_and_the_bytes():
     assert "the servers alone" not in small.stderr and "GiB more than it has" in small.stderr
     asked = task("deepseek-v3", "4x8", "h100")
     assert least_trainer(asked)[0] > asked.gpu.memory >= least_servers(asked)[0]
-    both = CliRunner().invoke(app, ["plan", "-m", "qwen3-32b", "-c", "1x8", "-g", "h100"])
-    trainer, servers = fewest_gpus(task("qwen3-32b", "1x8", "h100"))
+    both = CliRunner().invoke(app, ["plan", "-m", "qwen3-32b", "-c", "1x8", "-g", "73GiB"])
+    asked = replace(task("qwen3-32b", "1x8", "h100"), gpu=find_gpu("73GiB"))
+    trainer, servers = fewest_gpus(asked)
     assert f"the trainer needs at least {trainer} GPUs and the servers {servers}; the cluster has 8" in both.stderr
     assert trainer + servers > 8

@@ -1,5 +1,6 @@
 """What findings suggest works: every quoted or nearest allocation is valid by the same measure."""
 
+import json
 import re
 
 import pytest
@@ -110,3 +111,13 @@ def test_gpus_of_every_colocated_engine_may_be_said():
     assert finding.help == "use 4 GPUs for each, or name the GPUs of each with `@`"
     assert not allocation.check("megatron[actor]:d4|megatron[ref]:d2@0-1").ok
     assert allocation.check("megatron[actor]:d4@0-3|megatron[ref]:d2@0-1").ok
+
+
+def test_heads_that_three_divides_are_offered_three(tmp_path):
+    """With nine heads 3 is nearer to 2 than 1 is."""
+    model = {"model_type": "qwen3", "hidden_size": 576, "num_hidden_layers": 4, "num_attention_heads": 9}
+    model |= {"num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    for text, offered in (("sglang:d1t2", "sglang:d1t3"), ("megatron:d1t4", "megatron:d1t3")):
+        found = allocation.check(text, model=allocation.load_model(str(tmp_path / "config.json"))).findings
+        assert {one for each in found for one in each.nearest[:1]} == {offered}
