@@ -59,6 +59,30 @@ def test_the_page_of_compared_runs_is_drawn(run: Path, tmp_path: Path) -> None:
     assert found["hidden"] == [] and found["timelines"] == 2 and found["plans"] == 2
 
 
+AXES = """(drawn) => {
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const at = (low, high) => ticks(low, high, 4), before = all("#curves polyline").length;
+  const answer = {ticks: [at(0.498, 0.998), at(-0.03, 0.05), at(1.8e-7, 2.2e-7), at(0, 12345)]};
+  answer.one = (chart([{label: "x", points: [[3, 2e-7]], colour: "red"}]).match(/text-anchor="end"/g) ?? []).length;
+  answer.smoothed = smoothed([[1, 4], [2, 4], [3, 4]], 0.9).map((point) => point[1]);
+  const share = document.getElementById("share"); share.value = "0.5"; share.dispatchEvent(new Event("change"));
+  answer.faint = all('#curves polyline[opacity="0.3"]').length > 0 && all("#curves polyline").length > before;
+  answer.tables = all(".compared table").length; answer.cards = all(".health .card").length;
+  answer.columns = all(".compared tr:first-child th").length; answer.dashed = all(".legend i.dashed").length > 0;
+  answer.keys = all("#curves > .grid .legend").some((one) => /reward\\/|train\\//.test(one.innerText));
+  return answer;
+}"""
+
+
+def test_axes_have_round_numbers_and_runs_are_compared_in_one_table(run: Path, tmp_path: Path) -> None:
+    write_report([run, record_run(tmp_path / "other", seed=1, title="another")], tmp_path / "both.html")
+    found = ask(tmp_path / "both.html", AXES, tmp_path / "profile")
+    assert found["ticks"][0] == [0.4, 0.6, 0.8, 1] and found["ticks"][1] == [-0.04, -0.02, 0, 0.02, 0.04, 0.06]
+    assert found["ticks"][2] == [1.8e-7, 1.9e-7, 2e-7, 2.1e-7, 2.2e-7] and found["ticks"][3] == [0, 5000, 10000, 15000]
+    assert found["one"] == 1 and found["smoothed"] == pytest.approx([4, 4, 4]) and found["faint"]
+    assert (found["tables"], found["cards"], found["columns"]) == (1, 0, 3) and found["dashed"] and not found["keys"]
+
+
 def test_a_page_that_was_cut_off_in_the_middle_of_an_entry_is_drawn(run: Path, tmp_path: Path) -> None:
     page = tmp_path / "cut.html"
     text = (run / "report.html").read_text()
