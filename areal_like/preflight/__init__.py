@@ -12,6 +12,7 @@ from allocation.diagnostics import Finding, has_errors
 from areal_like.config.load import LoadedConfig
 from areal_like.job import Job
 from areal_like.preflight.data import Prompts, image_share
+from areal_like.preflight.host_memory import check_host_memory
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import check_machine, device_of
 from areal_like.preflight.model import find_model
@@ -72,6 +73,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_roles(views),
         *check_router_replay(config, spec, plan),
         *check_sharing(config, device, plan),
+        *check_host_memory(config, device, plan, {**role_specs, "actor": spec}),
         *check_workflow(config, dry_run=dry_run),
         *check_name(loaded),
         *check_resume(config, train, plan, policies.steps),

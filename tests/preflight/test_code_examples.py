@@ -85,7 +85,14 @@ NEEDS_A_RUN = {  # in its directory
     "RUN-RESUME-UNREADABLE",
 }
 NEEDS_A_MACHINE = {  # whose port is taken, whose cluster is silent, or whose process fails
-    *("RUN-MACHINE-RAY-ANSWER", "RUN-MEGATRON-UNTRIED", "RUN-PORT-TAKEN", "RUN-SANDBOX-MISSING", "RUN-SANDBOX-START"),
+    *(
+        "RUN-HOST-MEMORY-TAKEN",
+        "RUN-MACHINE-RAY-ANSWER",
+        "RUN-MEGATRON-UNTRIED",
+        "RUN-PORT-TAKEN",
+        "RUN-SANDBOX-MISSING",
+        "RUN-SANDBOX-START",
+    ),
 }
 EXEMPT = NOT_OVERRIDES | NEEDS_MODELS | NEEDS_DATA | NEEDS_A_RUN | NEEDS_A_MACHINE
 

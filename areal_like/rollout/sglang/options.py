@@ -163,9 +163,7 @@ def server_arguments(
     }
     if device == "cpu":
         options |= _ON_CPU
-        groups = config.prompts_per_step * (1 + config.rollout.max_head_offpolicyness)
-        sequences = min(groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU)
-        options |= {"max-total-tokens": context_length * sequences}
+        options |= {"max-total-tokens": cached_tokens_on_cpu(config)}
     else:
         options |= {"mem-fraction-static": sglang.mem_fraction_static}
         options |= {"enable-memory-saver": config.rollout.alternates}
@@ -174,6 +172,13 @@ def server_arguments(
         if not is_on(sglang.extra_args, "disable_overlap_schedule"):  # which the delay needs
             options |= _BATCHED_PREFILLS
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
+
+
+def cached_tokens_on_cpu(config: RunConfig) -> int:
+    """Return the tokens of a CPU server's KV cache: of all sequences that run at once."""
+    groups = config.prompts_per_step * (1 + config.rollout.max_head_offpolicyness)
+    limits = (groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU, config.sglang.max_running_requests)
+    return config.context_length * min(limit for limit in limits if limit)
 
 
 def _served_adapter(config: RunConfig) -> str | None:

@@ -1,0 +1,181 @@
+"""Host memory: the bytes of all processes of a run on one node, compared with this machine.
+
+docs/memory_and_planning.md has the formula and its measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from allocation.diagnostics import Finding, Severity
+from allocation.hardware import GIB
+from allocation.memory import footprint
+from allocation.memory.items import AT_REST, CUDA, NCCL
+from allocation.memory.servers import kv_token_bytes, server_weights
+from allocation.model_spec import ModelSpec
+from allocation.plan import EnginePlan, Plan
+from allocation.settings import ITEMS, MemorySettings, Workload
+from areal_like.config.findings import finding
+from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.preflight.lora import trained_share
+from areal_like.preflight.machine import gpu_count
+from areal_like.preflight.megatron_settings import megatron_settings
+from areal_like.preflight.memory import of_trainer
+from areal_like.preflight.view import RoleView, view_roles
+from areal_like.rollout.sglang.options import cached_tokens_on_cpu
+from areal_like.types import Device
+
+# Private bytes of a process with its imports, before it has a model: the controller with Ray's processes, a trainer
+# rank, a server with its three processes. Measured on a CPU host (docs/memory_and_planning.md), and rounded up.
+CONTROLLER, RANK, SERVER = (int(gib * GIB) for gib in (1.5, 0.7, 1.1))
+_OFFLOADED = {"weights": "param_offload", "main weights": "optimizer_offload", "Adam's moments": "optimizer_offload"}
+_KEY = "actor.backend"
+MOST_CACHE = 0.8  # share of the machine's memory that SGLang takes for a cache, however many tokens it is asked for
+SPARE = 0.9  # share of the machine's memory that a suggested change fits into
+
+
+class HostItem(NamedTuple):
+    """One use of a node's memory."""
+
+    name: str
+    bytes: int
+
+
+def check_host_memory(
+    config: RunConfig, device: Device, plan: Plan | None, models: Mapping[TrainerRole, ModelSpec | None]
+) -> Iterator[Finding]:
+    """Check that this machine has memory for all processes of the run on a node, unless the run is on others."""
+    if config.scheduler.type == "ray" or (device == "cuda" and not gpu_count()):
+        return
+    if plan is None or models.get("actor") is None or (sizes := machine_bytes()) is None:
+        return
+    total, available = sizes
+    items = host_items(config, device, plan, models, total)
+    need = sum(item.bytes for item in items)
+    if need <= available:
+        return
+    shown = ", ".join(f"{it.name} {it.bytes / GIB:.1f}" for it in sorted(items, key=lambda it: -it.bytes)[:4])
+    key = "allocation_mode" if config.allocation_mode else _KEY
+    message = (
+        f"the processes of a node need about {need / GIB:.1f} GiB of host memory (largest: {shown}), and this machine "
+    )
+    if need > total:
+        help = _fix(config, device, plan, models, total)
+        yield finding("RUN-HOST-MEMORY", key, f"{message}has {total / GIB:.1f} GiB", help)
+    else:
+        help = "end other processes, or use a smaller model"
+        message += f"has {available / GIB:.1f} of {total / GIB:.1f} GiB available now"
+        yield finding("RUN-HOST-MEMORY-TAKEN", key, message, help, severity=Severity.WARNING)
+
+
+def host_items(
+    config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
+) -> list[HostItem]:
+    """Return the uses of memory on the node that needs the most; nodes have `total` bytes."""
+    views = {view.role: view for view in view_roles(config, models, plan, device)}
+    nodes: dict[int, list[HostItem]] = {}
+    for engine in plan.engines:
+        item = _engine_item(config, device, engine, views, models["actor"], total)
+        here = [place.node for place in engine.devices]
+        for node in {*here}:
+            nodes.setdefault(node, []).append(HostItem(item.name, item.bytes * here.count(node)))
+    first = HostItem("controller and Ray", CONTROLLER)
+    worst = max(nodes.values(), key=lambda items: sum(it.bytes for it in items))
+    return [first, *worst]
+
+
+def _engine_item(
+    config: RunConfig,
+    device: Device,
+    engine: EnginePlan,
+    views: Mapping[TrainerRole, RoleView],
+    actor: ModelSpec | None,
+    total: int,
+) -> HostItem:
+    """Return the bytes of one process of an engine."""
+    if (view := next((view for role, view in views.items() if role == engine.role), None)) is not None:
+        return HostItem(f"{engine.role} ranks", RANK + _rank_bytes(config, device, engine, view))
+    weights = 0
+    if device == "cpu" and actor is not None and engine.role == "rollout":
+        item = ITEMS[config.actor.dtype]
+        weights = server_weights(actor, engine.sizes) * item
+        cache = cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
+        weights += min(cache, int(MOST_CACHE * total))
+    return HostItem(f"{engine.role} servers", SERVER + weights)
+
+
+def _rank_bytes(config: RunConfig, device: Device, engine: EnginePlan, view: RoleView) -> int:
+    """Return the bytes of a trainer rank's tensors on the host: all on a CPU; on a GPU those that are offloaded, and a
+    copy of what a recovery checkpoint saves."""
+    if view.model is None:
+        return 0
+    chosen = megatron_settings(view.engine)
+    kept = replace(chosen, offload=False, param_offload=False, grad_offload=False, optimizer_offload=False)
+    memory = replace(of_trainer(MemorySettings(), view.engine), trained=trained_share(config, view.model))
+    found = footprint(engine, Workload(view.model, kept, memory, view.batch))
+    if device == "cpu":
+        return sum(item.bytes for item in found.peak.items if item.name not in (CUDA, NCCL))
+    rest = {item.name.partition(" (")[0]: item.bytes for item in found.phase(AT_REST).items}
+    moved = [
+        rest.get(name, 0)
+        for name, key in _OFFLOADED.items()
+        if config.rollout.alternates or chosen.offload or getattr(chosen, key)
+    ]
+    saved = sum(rest.get(name, 0) for name in _OFFLOADED) if config.recover.mode != "off" else 0
+    return sum(moved) + saved
+
+
+def _fix(
+    config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
+) -> str:
+    """Return the smallest changes of keys with which the run fits on an idle machine, or what else helps."""
+    requests = cached_tokens_on_cpu(config) // config.context_length
+    tokens = config.actor.mb_spec.max_tokens_per_mb
+    changes = (
+        [("sglang.max_running_requests", n) for n in _halves(requests, 8)],
+        [("actor.mb_spec.max_tokens_per_mb", n) for n in _halves(tokens, config.longest_sequence)],
+    )
+    alone = [[change] for each in changes for change in each]
+    for settings in [*alone, *([first, second] for first in changes[0] for second in changes[1])] * (device == "cpu"):
+        smaller = config
+        for key, value in settings:
+            smaller = _change_key(smaller, key.split("."), value)
+        if sum(item.bytes for item in host_items(smaller, device, plan, models, total)) <= SPARE * total:
+            return "write " + " ".join(f"{key}={value}" for key, value in settings)
+    return "use fewer ranks and servers on a node, a smaller model, or a machine with more memory"
+
+
+def _change_key[T: BaseModel](section: T, names: list[str], value: int) -> T:
+    """Return a section with another value of one key."""
+    name, *rest = names
+    return section.model_copy(update={name: _change_key(getattr(section, name), rest, value) if rest else value})
+
+
+def _halves(value: int, least: int) -> list[int]:
+    """Return half of a value, a quarter and so on, down to a least value."""
+    found = []
+    while (value := value // 2) >= least:
+        found.append(value)
+    return found
+
+
+def machine_bytes() -> tuple[int, int] | None:
+    """Return total and available memory of this machine, within the limit of its control group; None if unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines if line.endswith("kB")}
+    total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemTotal"])
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # without a limit its file says `max`
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        total, available = min(total, limit), min(available, limit - used)
+    return total, available
