@@ -33,7 +33,7 @@ from areal_like.types import Device
 
 # Private bytes of a process with its imports, before it has a model: the controller with Ray's processes, a trainer
 # rank, a server with its three processes. Measured on a CPU host (docs/memory_and_planning.md), and rounded up.
-CONTROLLER, RANK, SERVER = (int(gib * GIB) for gib in (1.5, 0.7, 1.1))
+CONTROLLER, RANK, SERVER = (int(gib * GIB) for gib in (1.0, 0.6, 1.1))
 _OFFLOADED = {"weights": "param_offload", "main weights": "optimizer_offload", "Adam's moments": "optimizer_offload"}
 _KEY = "actor.backend"
 MOST_CACHE = 0.8  # share of the machine's memory that SGLang takes for a cache, however many tokens it is asked for
