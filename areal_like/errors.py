@@ -44,7 +44,7 @@ class WorkerError(RunError):
 
 Fault = Literal[
     "refused", "server_error", "connection", "late", "unusable", "wrong_labels", "wrong_version", "half_answer", "stalled",
-    "left", "client",
+    "left",
 ]  # fmt: skip
 """How a server failed, as the step record counts it (`server_faults/...`)."""
 

@@ -6,16 +6,15 @@ A response passes only the engine's own code: admission, the pool's queue and HT
 The servers are separate processes that send prepared events to all of their requests in turn, at most `--rate`
 tokens per second. The number of concurrent groups corresponds to `in_flight` samples. A batch has half of these
 groups with η = 1, or `--batch` groups with the η that so many groups need. For example, `--tokens 16384 --batch 512
---in-flight 10000` is a batch of 512 x 16 x 16k tokens. With `--clients`, client processes read the answers
-(`rollout.client_processes`); each needs its own core, like each server and the controller.
+--in-flight 10000` is a batch of 512 x 16 x 16k tokens.
+Each server and the controller needs its own core.
 
 With `--hosts`, hosts fail every minute of a simulated clock instead (`benchmarks.failing_hosts`):
 
     python -m benchmarks.controller --hosts 512
 
 Figures for each number in flight:
-- response tokens per second of the controller's CPU time (all threads, including Ray's, without the client processes),
-  and of wall time;
+- response tokens per second of the controller's CPU time (all threads), and of wall time;
 - the longest time between two turns of a task that requests one every 5 ms: in wall time; without the time in which the
   event loop's thread waited for a core; and in CPU time of that thread. All calls that are ready at once lie between
   two turns, so this grows with the number of connections;
@@ -35,10 +34,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 from unittest import mock
 
@@ -48,13 +45,9 @@ import psutil
 import typer
 from aiohttp import web
 
-import allocation
 from areal_like.algorithms.batch import join
 from areal_like.cluster.lifetime import run_lifetime
-from areal_like.cluster.run import run_cluster
-from areal_like.config.schema import SchedulerConfig
 from areal_like.data.stream import PromptStream
-from areal_like.experimental.client_processes import Clients
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling, ServerPool
@@ -62,7 +55,6 @@ from areal_like.rollout.sample import CHUNK
 from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
-from areal_like.run.start import start_client
 from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.single_turn import SingleTurn
@@ -84,7 +76,6 @@ def main(
     samples: Annotated[int, typer.Option(help="samples of a measurement, at least; twice what is in flight")] = 10000,
     batch: Annotated[int | None, typer.Option(help="groups of a training step")] = None,
     servers: int = 2,
-    clients: Annotated[int, typer.Option(help="client processes (rollout.client_processes)")] = 0,
     rounds: int = 3,
     calls: Annotated[bool, typer.Option(help="time single calls too, in a further round")] = True,
     rate: Annotated[float, typer.Option(help="tokens per second that the servers have together, at most")] = RATE,
@@ -97,14 +88,13 @@ def main(
         return
     with run_lifetime(secrets.token_hex(6)), running(servers) as urls:
         cases = [(n, tokens, max(samples, 2 * n), batch, rate) for n in in_flight]
-        rows = asyncio.run(_rows(urls, clients, [(*case, False) for case in cases * rounds]))
-        watched = asyncio.run(_rows(urls, clients, [(*case, True) for case in cases])) if calls else []
+        rows = asyncio.run(_rows(urls, [(*case, False) for case in cases * rounds]))
+        watched = asyncio.run(_rows(urls, [(*case, True) for case in cases])) if calls else []
     best = [max((row for row in rows if row["in_flight"] == n), key=_per_cpu_second) for n in in_flight]
     costs = [1 / _per_cpu_second(row) for row in best]
     save(
         name,
         {
-            "client_processes": clients,
             "response_tokens": tokens,
             "samples_per_group": N_SAMPLES,
             "chunk_tokens": CHUNK,
@@ -122,24 +112,12 @@ def _per_cpu_second(row: dict[str, float]) -> float:
     return row["tokens_per_cpu_second"]
 
 
-async def _rows(urls: Sequence[str], n_clients: int, cases: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
-    if not n_clients:
-        return [await measure(urls, None, *case) for case in cases]
-    plan = allocation.compile("sglang:d1")
-    with TemporaryDirectory() as logs:
-        folder = Path(logs)
-        async with run_cluster(
-            SchedulerConfig(), plan, uses_gpus=False, log_dir=folder, shared_dir=folder / "shared"
-        ) as cluster:
-            cluster.token = TOKEN
-            start = partial(start_client, cluster, plan.engine("rollout"))
-            async with Clients(n_clients, start, print, STALL_S) as clients:
-                return [await measure(urls, clients, *case) for case in cases]
+async def _rows(urls: Sequence[str], cases: Sequence[tuple[Any, ...]]) -> list[dict[str, float]]:
+    return [await measure(urls, *case) for case in cases]
 
 
 async def measure(
     urls: Sequence[str],
-    clients: Clients | None,
     in_flight: int,
     tokens: int,
     samples: int,
@@ -153,7 +131,7 @@ async def measure(
     prompts = [Prompt(row, np.full(PROMPT_TOKENS, row % 1000).tolist()) for row in range(1000)]
     async with (
         gc_tuned(),
-        ServerPool(urls, TOKEN, STALL_S, prefill_once=False, read_answer=clients.read if clients else None) as pool,
+        ServerPool(urls, TOKEN, STALL_S, prefill_once=False) as pool,
         asyncio.TaskGroup() as tasks,
     ):
         async with pool.interrupt(0, Deadline(60)):
@@ -201,12 +179,12 @@ async def measure(
 
 
 def cpu_seconds() -> dict[str, float]:
-    """CPU time so far of the controller, and of all clients, all servers and Ray's other processes."""
-    seconds = {"controller": time.process_time(), "clients": 0.0, "servers": 0.0, "ray": 0.0}
+    """CPU time so far of the controller, and of all servers and Ray's other processes."""
+    seconds = {"controller": time.process_time(), "servers": 0.0, "ray": 0.0}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             command, times = " ".join(process.cmdline()), process.cpu_times()
-            role = "clients" if "ray::AsyncWorker" in command else "servers" if "spawn_main" in command else "ray"
+            role = "servers" if "spawn_main" in command else "ray"
             seconds[role] += times.user + times.system
     return seconds
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 from aiohttp import web
-from limits import HUNG_S
 
-from areal_like.cluster.workers import WorkerGroup
-from areal_like.experimental.client_processes import Client, Clients
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.reading import Read
 from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
@@ -127,59 +121,10 @@ async def serving(*servers: FakeServer) -> AsyncIterator[list[str]]:
             await runner.cleanup()
 
 
-def copied(value: Any) -> Any:
-    """As it comes out of another process."""
-    return pickle.loads(pickle.dumps(value))  # noqa: S301
-
-
-class InThisProcess:
-    """What stands for the group of one client process; what goes in and out is pickled as on the way to another."""
-
-    def __init__(self) -> None:
-        self.client = Client("token")
-
-    async def call_one(self, rank: int, method: str, *args: Any, phase: str) -> Any:
-        return copied(await getattr(self.client, method)(*copied(args)))
-
-    def kill(self) -> None:
-        """Have it end as a process does."""
-        for task in self.client._reading.values():
-            task.cancel()
-
-
 @asynccontextmanager
-async def clients_of(n: int) -> AsyncIterator[Clients | None]:
-    """Client processes that run in this one; None for 0 of them."""
-
-    async def start(rank: int) -> WorkerGroup:
-        groups.append(InThisProcess())
-        return cast(WorkerGroup, groups[-1])
-
-    groups: list[InThisProcess] = []
-    if not n:
-        yield None
-        return
-    async with Clients(n, start, print, HUNG_S) as clients:
-        yield clients
-    for group in groups:
-        await asyncio.gather(*group.client._reading.values(), return_exceptions=True)
-        if group.client._session:
-            await group.client._session.close()
-
-
-def reader(clients: Clients | None) -> Read | None:
-    """What reads answers for a pool: client processes, or None for the pool's own process."""
-    return clients.read if clients else None
-
-
-@asynccontextmanager
-async def open_pool(server: FakeServer, clients: int = 0) -> AsyncIterator[ServerPool]:
-    """A pool of one server that holds version 0, whose answers so many client processes read, or this one."""
-    async with (
-        serving(server) as urls,
-        clients_of(clients) as processes,
-        ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
-    ):
+async def open_pool(server: FakeServer) -> AsyncIterator[ServerPool]:
+    """A pool of one server that holds version 0."""
+    async with serving(server) as urls, ServerPool(urls, "token", 300) as pool:
         async with pool.interrupt(0, Deadline(300)):
             pass
         yield pool

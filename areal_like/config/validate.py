@@ -25,12 +25,15 @@ from areal_like.config.secrets import MASK, is_secret
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
-_UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY")
+_UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY", "CONFIG-REMOVED-KEY")
 _REPLACED = {  # keys of earlier versions, what has their place, and what to write there
     "rollout.partial_rollout": (
         "weight_update.requests",
         "write weight_update.requests=drain for false, or recompute for true; in_place costs least",
     )
+}
+_REMOVED = {  # keys of earlier versions, and why there is nothing in their place
+    "rollout.client_processes": "the controller reads 3.5 M tokens per second by itself, more than the servers of a run make",
 }
 _EXPECTED = {
     "string_type": "text",
@@ -86,6 +89,8 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     if key in _REPLACED:
         new, help = _REPLACED[key]
         return finding("CONFIG-REPLACED-KEY", key, f"this key was replaced by {new}", help)
+    if key in _REMOVED:
+        return finding("CONFIG-REMOVED-KEY", key, f"this key was removed: {_REMOVED[key]}", f"remove {key}")
     if dotted:
         section, _, leaf = key.rpartition(".")
         code, message = "CONFIG-DOTTED-KEY", "keys in a file must be nested, not dotted"

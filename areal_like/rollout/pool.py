@@ -14,7 +14,6 @@ from areal_like.errors import Fault
 from areal_like.events import note, span, turn
 from areal_like.images import Images
 from areal_like.rollout.dispatch import PrefixAffinity
-from areal_like.rollout.reading import Read
 from areal_like.rollout.response import Response
 from areal_like.rollout.router import PAUSE_S, Router
 from areal_like.rollout.sample import OnTokens, Sample, Sampling
@@ -44,7 +43,7 @@ class ServerPool:
 
     Weights change only within `interrupt`. `requests` (`weight_update.requests`) decides what happens to running
     requests; in any case every token has the version that made it. `timeout_s` is how long a server may do nothing
-    while it has requests. `read_answer` reads their answers, by default in this process.
+    while it has requests.
     """
 
     def __init__(
@@ -55,13 +54,12 @@ class ServerPool:
         *,
         requests: Requests = "in_place",
         prefill_once: bool = True,
-        read_answer: Read | None = None,
         host_timeout_s: float = 0.0,
     ) -> None:
         self._session = session(token)
         self._host_timeout_s = host_timeout_s
         self._numbers = itertools.count()
-        self._router = Router(timeout_s, read_answer)
+        self._router = Router(timeout_s)
         self._requests = requests
         self._prefill_once = prefill_once
         self._sessions: dict[Hashable, PrefixAffinity] = {}

@@ -26,7 +26,7 @@ from typing import Any
 from areal_like import events
 from areal_like.errors import ServerError
 from areal_like.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinity, QueueEntry, ServerState
-from areal_like.rollout.reading import PARTS, Read, read
+from areal_like.rollout.reading import PARTS, read
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang.answers import OF_ALL, Piece
 from areal_like.rollout.sglang.http import Deadline, Unavailable
@@ -42,12 +42,9 @@ MOST_GIVEN = 256  # samples that servers are given in one turn of the event loop
 
 
 class Router:
-    """All servers of a run; closed until it is opened for the first time. `version` is the weights' that they hold.
+    """All servers of a run; closed until it is opened for the first time. `version` is the weights' that they hold."""
 
-    `read_answer` reads their answers, by default in this process.
-    """
-
-    def __init__(self, stall_s: float, read_answer: Read | None = None) -> None:
+    def __init__(self, stall_s: float) -> None:
         self.version = -1
         self.generated = 0  # tokens that servers have answered
         self.waited: list[float] = []  # seconds that samples waited for a server
@@ -61,7 +58,6 @@ class Router:
         self._own, self._numbers = secrets.token_hex(4), itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
         self._turn = Turns(PARTS)  # to encode and decode
-        self._read_answer = read_answer or partial(read, self._turn)
         self._is_open = self._is_stopped = False
         self._excused = 0  # how many have asked for that
         self._idle = asyncio.Event()  # nothing is on its way
@@ -182,11 +178,10 @@ class Router:
             state.outbox.append((sample, ended))
             await ended
             self.ran.append(time.monotonic() - given)
-        except Unavailable as error:
-            if error.fault != "client":
-                self._back_off(state)
-                if affinity and affinity.state is state:
-                    affinity.state = None
+        except Unavailable:
+            self._back_off(state)
+            if affinity and affinity.state is state:
+                affinity.state = None
             raise
         finally:
             self._free(turn)
@@ -270,10 +265,9 @@ class Router:
         images = [sample.images for sample, _ in entries]
         adapters = [sample.sampling.adapter for sample, _ in entries]
         request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images, adapters)
-        async with aclosing(self._read_answer(state.server, request)) as answer:
-            await anext(answer)  # from now on unneeded samples can be aborted
-            for rid, (_, ended) in zip(rids, entries, strict=True):
-                ended.add_done_callback(partial(self._abort_cancelled, state, rid))
+        for rid, (_, ended) in zip(rids, entries, strict=True):
+            ended.add_done_callback(partial(self._abort_cancelled, state, rid))
+        async with aclosing(read(self._turn, state.server, request)) as answer:
             async for parts in answer:
                 state.progressed = time.monotonic()
                 for place, piece in parts:

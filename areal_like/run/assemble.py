@@ -17,7 +17,6 @@ from areal_like.run.model_files import model_directories, scored_models
 from areal_like.run.recording import make_record, recording
 from areal_like.run.scoring import make_scoring
 from areal_like.run.serving import (
-    make_clients,
     make_file_source,
     make_judge_elsewhere,
     make_pool,
@@ -89,8 +88,7 @@ async def _run_on(
         }
         trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
         async with (
-            make_clients(cluster, job, view) as clients,
-            make_pool(config, urls, cluster.token, clients) as pool,
+            make_pool(config, urls, cluster.token) as pool,
             watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
             make_reward_model(config, scoring, cluster.token) as model,
             make_served_judge(job, scoring, cluster.token) as served,

@@ -1,4 +1,4 @@
-"""The servers as episodes see them: the policy's pool, its client processes, reward model and teacher."""
+"""The servers as episodes see them: the policy's pool, reward model and teacher."""
 
 import asyncio
 import math
@@ -13,23 +13,18 @@ from areal_like.cluster.interfaces import own_host
 from areal_like.cluster.run import Cluster
 from areal_like.config.schema import OWN_FILES, RunConfig
 from areal_like.data.dataset import hinted_tokens
-from areal_like.experimental.client_processes import Clients
 from areal_like.job import Job
-from areal_like.metrics.console import View
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
-from areal_like.run.start import (
-    Scorer,
-    start_client,
-)
+from areal_like.run.start import Scorer
 from areal_like.weights.deltas.file_server import FileServer
 from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 
-def make_pool(config: RunConfig, urls: list[str], token: str, clients: Clients) -> ServerPool:
+def make_pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
     """Return the pool of the policy's servers."""
     return ServerPool(
         urls,
@@ -37,16 +32,8 @@ def make_pool(config: RunConfig, urls: list[str], token: str, clients: Clients) 
         config.rollout.request_timeout_s,
         requests=config.weight_update.requests,
         prefill_once=config.rollout.prefill_once,
-        read_answer=clients.read,
         host_timeout_s=config.host_timeout_s or 0.0,
     )
-
-
-def make_clients(cluster: Cluster, job: Job, view: View) -> Clients:
-    """Return the client processes of the servers, which start in the context."""
-    start = partial(start_client, cluster, job.plan.engine("rollout"))
-    rollout = job.config.rollout
-    return Clients(rollout.client_processes, start, view.say, rollout.request_timeout_s)
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """Starts the processes of a job where its plan places them: trainer ranks, servers, and the weight transport."""
 
-import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from areal_like.config.schema import (
     TeacherConfig,
     TrainerRole,
 )
-from areal_like.experimental.client_processes import Client
 from areal_like.experimental.elastic_servers import ElasticServers
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
@@ -111,15 +109,6 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
     devices = [server.devices for server in job.plan.engine("rollout").servers]
     servers = await _server_actors(cluster, job, model, devices)
     return servers, await servers.call_all("start", phase="start-up")
-
-
-async def start_client(cluster: Cluster, rollout: EnginePlan, rank: int) -> WorkerGroup:
-    """Start one client process, on the node of one of the servers."""
-    devices = rollout.servers[rank % len(rollout.servers)].devices[:1]
-    arguments = {"token": cluster.token}
-    return await cluster.start_group(
-        "client", Client, [devices], lambda rank, host: arguments, call_timeout_s=math.inf, first_rank=rank
-    )
 
 
 def make_supervisor(

@@ -80,7 +80,7 @@ def sections() -> Iterator[str]:
     yield PREFILLS
     yield from table(["Server", "Requests at once", "Delayed prefills", "Tokens/s", "ms per pass"], prefills())
     yield CONTROLLER
-    yield from table(["Device", "Samples in flight", "Client processes", "Tokens/s", "Tokens/CPU s"], controller())
+    yield from table(["Device", "Samples in flight", "Tokens/s", "Tokens/CPU s"], controller())
     yield CHECKPOINTS
     yield from table(["Backend", "Device", "Size, GiB", "Blocked share of the write"], checkpoints())
     yield TRL
@@ -213,13 +213,13 @@ def prefills() -> Iterator[Sequence[str]]:
 
 def controller() -> Iterator[Sequence[str]]:
     """Yield the controller's throughput."""
-    for name in ("controller_in_flight_cpu16", "controller_512_groups_cpu16", "controller_clients_h200"):
+    for name in ("controller_in_flight_cpu16", "controller_512_groups_cpu16"):
         found = read(name)
         for best in found["best_round"]:
             speed = f"{best['response_tokens'] / best['wall_s'] / 1e6:.2f} M"
             cores = f"{found['device']['cpus']} cores"
-            clients, cost = str(found["client_processes"]), f"{best['tokens_per_cpu_second'] / 1e6:.2f} M"
-            yield cores, f"{best['in_flight']:,}", clients, link(name, speed), cost
+            cost = f"{best['tokens_per_cpu_second'] / 1e6:.2f} M"
+            yield cores, f"{best['in_flight']:,}", link(name, speed), cost
 
 
 def checkpoints() -> Iterator[Sequence[str]]:

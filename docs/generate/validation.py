@@ -20,7 +20,7 @@ OTHERS = [
     "FSDP", "shared prompts", "LoRA", "PPO with critic", "reference model", "colocated", "time-shared",
     "updates: collective", "updates: disk", "updates: IPC", "updates in flight", "offload", "resume after SIGKILL",
     "server restart", "agents", "sandboxes", "reward model", "distillation", "router replay", "sampling masks",
-    "drift alarm", "checkpoint conversion", "client processes", "images in data, agents, servers",
+    "drift alarm", "checkpoint conversion", "images in data, agents, servers",
 ]  # fmt: skip
 FEATURES = PARALLEL + OTHERS
 ROWS = {"TP, PP, VPP, CP, EP, ETP, folded grids": PARALLEL, **{feature: [feature] for feature in OTHERS}}

@@ -13,14 +13,14 @@ from running import ENDLESS, ROOT
 pytestmark = [
     pytest.mark.hosts,
     pytest.mark.long,
-    pytest.mark.covers("updates: collective", "updates: disk", "FSDP", "agents", "client processes"),
+    pytest.mark.covers("updates: collective", "updates: disk", "FSDP", "agents"),
     pytest.mark.skipif(reason_to_skip() is not None, reason=str(reason_to_skip())),
 ]
 AGENT = (f"workflow={ROOT / 'tests/run/branching_agent.py'}:run", "episode.max_tokens=120")
 # two trainer ranks on hosts of their own, and the controller on the third worker's host, which is not Ray's head
 NOBODY = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
 RUNS = {
-    "tp": ("actor.backend=megatron:t2", "weight_update.mode=disk", "rollout.client_processes=1"),
+    "tp": ("actor.backend=megatron:t2", "weight_update.mode=disk"),
     "pp": ("actor.backend=megatron:p2", "actor.init_model.num_hidden_layers=2", *AGENT),
     "fsdp": ("actor.backend=fsdp:d2", "recover.mode=auto"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, event, output, reader, serving
+from fake_server import Body, FakeServer, event, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
@@ -102,9 +102,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("clients", [0, 1])
 @pytest.mark.parametrize(("answer", "fault"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any, fault: str, clients: int):
+def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any, fault: str):
     async def generate(server: FakeServer, body: Body) -> Any:
         if len(server.bodies("/generate")) == 1:
             return answer if answer is not None else await asyncio.sleep(600)
@@ -114,8 +113,7 @@ def test_a_fault_is_counted_by_its_name_and_its_request_asked_again(answer: Any,
     async def run() -> None:
         async with (
             serving(FakeServer(generate)) as urls,
-            clients_of(clients) as readers,
-            ServerPool(urls, "token", 0.3, read_answer=reader(readers)) as pool,
+            ServerPool(urls, "token", 0.3) as pool,
         ):
             async with pool.interrupt(0, Deadline(300)):
                 pass

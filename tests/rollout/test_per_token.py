@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import Body, FakeServer, clients_of, output, reader, serving
+from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,16 +70,14 @@ def expected(tokens: list[int]) -> list[Any]:
     return rows_of(tokens)[:-1, [1, 2]].tolist()
 
 
-@pytest.mark.parametrize("clients", [0, 1])
-def test_a_response_has_the_routes_of_its_prompt_and_of_all_tokens_but_the_last(clients):
+def test_a_response_has_the_routes_of_its_prompt_and_of_all_tokens_but_the_last():
     async def generate(_: FakeServer, body: Body) -> Any:
         return answered(body, [3, 4, 5, 6])
 
     async def run() -> list[Response]:
         async with (
             serving(FakeServer(generate)) as urls,
-            clients_of(clients) as processes,
-            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
+            ServerPool(urls, "token", 300) as pool,
         ):
             await opened(pool)
             return await pool.generate([[1, 2]] * 3, SAMPLING)
@@ -143,8 +141,7 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
     ],
     ids=["none", "rows", "range", "twice", "type", "layers", "base64", "list"],
 )
-@pytest.mark.parametrize("clients", [0, 1])
-def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(data, problem, clients):
+def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(data, problem):
     async def generate(_: FakeServer, body: Body) -> Any:
         (answer,) = answered({**body, "return_routed_experts": False}, [3, 4, 5, 6])
         if data is not None:
@@ -155,8 +152,7 @@ def test_routes_of_another_form_are_an_error_that_names_the_server_and_the_key(d
     async def run() -> None:
         async with (
             serving(FakeServer(generate)) as urls,
-            clients_of(clients) as processes,
-            ServerPool(urls, "token", 300, read_answer=reader(processes)) as pool,
+            ServerPool(urls, "token", 300) as pool,
         ):
             await opened(pool)
             await pool.generate([[1, 2]], SAMPLING)

@@ -93,8 +93,7 @@ def test_a_request_says_what_to_sample():
     ]
 
 
-@pytest.mark.parametrize("clients", [0, 1])
-def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version(clients: int):
+def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version():
     started, paused, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def generate(server: FakeServer, body: Body) -> Any:
@@ -111,7 +110,7 @@ def test_an_update_leaves_requests_where_they_are_and_each_token_has_its_version
 
     async def run() -> list[Response]:
         server = FakeServer(generate)
-        async with open_pool(server, clients) as pool:
+        async with open_pool(server) as pool:
             asking = asyncio.create_task(pool.generate([[1, 2]] * 3, SAMPLING))
             await started.wait()
             server.requests.clear()

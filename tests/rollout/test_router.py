@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from fake_server import Body, FakeServer, clients_of, output, reader, serving
+from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
@@ -37,12 +37,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def pool_of(*servers: FakeServer, timeout_s: float = 30, clients: int = 0) -> AsyncIterator[ServerPool]:
+async def pool_of(*servers: FakeServer, timeout_s: float = 30) -> AsyncIterator[ServerPool]:
     """A pool that holds version 0."""
     async with (
         serving(*servers) as urls,
-        clients_of(clients) as readers,
-        ServerPool(urls, "token", timeout_s, read_answer=reader(readers)) as pool,
+        ServerPool(urls, "token", timeout_s) as pool,
     ):
         async with pool.interrupt(0, Deadline(5)):
             pass
@@ -87,9 +86,9 @@ async def silence(server: FakeServer, body: Body) -> Any:
     await asyncio.sleep(600)
 
 
-@pytest.mark.parametrize(("servers", "clients"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("failure", [error, hang_up, half_an_answer, silence])
-def test_a_request_that_fails_is_asked_again(failure: Any, servers: int, clients: int):
+def test_a_request_that_fails_is_asked_again(failure: Any, servers: int):
     asked = 0
 
     async def generate(server: FakeServer, body: Body) -> Any:
@@ -98,7 +97,7 @@ def test_a_request_that_fails_is_asked_again(failure: Any, servers: int, clients
         return await (failure if asked % 10 == 3 else answer)(server, body)
 
     async def run() -> list:
-        async with pool_of(*(FakeServer(generate) for _ in range(servers)), timeout_s=0.4, clients=clients) as pool:
+        async with pool_of(*(FakeServer(generate) for _ in range(servers)), timeout_s=0.4) as pool:
             return await asyncio.gather(*(pool.generate([[prompt]], SAMPLING) for prompt in range(20, 60)))
 
     for prompt, (response,) in zip(range(20, 60), asyncio.run(run()), strict=True):
@@ -106,9 +105,8 @@ def test_a_request_that_fails_is_asked_again(failure: Any, servers: int, clients
     assert asked > 40
 
 
-@pytest.mark.parametrize("clients", [0, 2])
 @pytest.mark.parametrize("in_an_event", [True, False])
-def test_a_request_that_is_wrong_takes_none_with_it(in_an_event: bool, clients: int, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_that_is_wrong_takes_none_with_it(in_an_event: bool, monkeypatch: pytest.MonkeyPatch):
     """SGLang refuses an HTTP request as a whole where one of its prompts is too long."""
     monkeypatch.setattr(router, "TOGETHER", 32)
     said = {"error": {"message": "the prompt is too long", "code": 400}}
@@ -119,7 +117,7 @@ def test_a_request_that_is_wrong_takes_none_with_it(in_an_event: bool, clients: 
         return [said] if in_an_event else web.json_response(said, status=400)
 
     async def run() -> list[Any]:
-        async with pool_of(FakeServer(generate), clients=clients) as pool:
+        async with pool_of(FakeServer(generate)) as pool:
             asking = [pool.sample([20] * (1 + (place == 2)), SAMPLING) for place in range(5)]
             return await asyncio.gather(*asking, return_exceptions=True)
 
@@ -343,12 +341,11 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
     assert told == [True]
 
 
-@pytest.mark.parametrize("clients", [0, 2])
-def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more(clients: int):
+def test_a_server_that_leaves_hands_its_requests_on_and_is_sent_no_more():
     leaving, staying = FakeServer(silence), FakeServer(answer)
 
     async def run() -> None:
-        async with pool_of(leaving, staying, clients=clients) as pool:
+        async with pool_of(leaving, staying) as pool:
             asking = [asyncio.create_task(pool.generate([[prompt]], SAMPLING)) for prompt in range(20, 26)]
             while len(leaving.bodies("/generate")) < 3:
                 await asyncio.sleep(0.01)

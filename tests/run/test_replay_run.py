@@ -71,9 +71,9 @@ def test_a_run_trains_with_the_ids_that_servers_sampled_from(tmp_path: Path, bac
 def test_an_agents_turns_are_trained_with_the_experts_and_ids_that_they_were_sampled_with(
     tmp_path: Path, workflow: str
 ) -> None:
-    """Turns branch and have their own temperature, top_p and top_k; client processes read the answers."""
+    """Turns branch and have their own temperature, top_p and top_k."""
     agent = Path(__file__).with_name("branching_agent.py")
-    played = (f"workflow={agent}:{workflow}", "episode.max_tokens=120", "rollout.client_processes=1")
+    played = (f"workflow={agent}:{workflow}", "episode.max_tokens=120")
     settings = ("total_train_steps=3", "rollout.max_head_offpolicyness=0", *played, *FOLDED)
     with launched(tmp_path, "noisy_launcher", *settings, shape=EXPERTS) as started:
         assert started.end() == 0, started.errors

@@ -1,4 +1,4 @@
-"""An agent's turns through the pool and a server's answers, with and without client processes: routes and kept ids."""
+"""An agent's turns through the pool and a server's answers: routes and kept ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from areal_like.workflows.client import Clients
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Session
 
-pytestmark = pytest.mark.covers("router replay", "sampling masks", "agents", "client processes")
+pytestmark = pytest.mark.covers("router replay", "sampling masks", "agents")
 
 OWN = tokenizer("plain")
 SHAPE = RouteShape(layers=2, with_experts=(1,), chosen=2, experts=200)
@@ -80,12 +80,12 @@ async def converse(client: openai.AsyncOpenAI) -> None:
     await ask(client, [{"role": "system", "content": "another agent"}, HELLO], extra_body={"top_k": 2})
 
 
-def played(clients: int) -> tuple[list[Trajectory], Session, list[Body]]:
+def played() -> tuple[list[Trajectory], Session, list[Body]]:
     """The trajectories of an agent, its turns, and what the server was asked."""
 
     async def run() -> tuple[list[Trajectory], Session, list[Body]]:
         server = FakeServer(Replies("abtha"))
-        async with open_pool(server, clients) as pool:
+        async with open_pool(server) as pool:
             sampling = Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids, routes=SHAPE)
             recorded, sessions = Session(OWN, pool.sample, sampling, Limits(99, 10**6)), OpenSessions()
             with sessions.open(recorded) as key:
@@ -95,9 +95,8 @@ def played(clients: int) -> tuple[list[Trajectory], Session, list[Body]]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("clients", [0, 1])
-def test_turns_of_an_agent_have_their_rows_ids_and_temperatures(clients):
-    items, recorded, bodies = played(clients)
+def test_turns_of_an_agent_have_their_rows_ids_and_temperatures():
+    items, recorded, bodies = played()
     lengths = [len(turn.tokens) for turn in recorded.turns]
     starts = [0, lengths[0] - 1, lengths[0] - 1, lengths[2] - 1, 0]
     assert [body["routed_experts_start_len"] for body in bodies] == starts
@@ -133,8 +132,7 @@ def as_lists(item: Trajectory, start: int, end: int) -> list[list[int]]:
     return [ids.tolist() for ids in np.split(kept.ids, kept.ends[1:-1])]
 
 
-@pytest.mark.parametrize("clients", [0, 1])
-def test_a_request_that_an_update_interrupts_has_the_rows_and_ids_of_one_answer(clients):
+def test_a_request_that_an_update_interrupts_has_the_rows_and_ids_of_one_answer():
     """Weights change in place between two pieces of an answer: it is one request, and its rows come with its end."""
     said, rows = [3, 4, 5, 6], route_rows(1, 0, 5)
     rows[3:, 1, 0] = 2  # of the passes after the update
@@ -158,7 +156,7 @@ def test_a_request_that_an_update_interrupts_has_the_rows_and_ids_of_one_answer(
 
     async def run() -> Any:
         server = FakeServer(generate)
-        async with open_pool(server, clients) as pool:
+        async with open_pool(server) as pool:
             asking = asyncio.create_task(pool.sample([1, 2], replace(SAMPLING, top_k=4, top_p=0.9)))
             while not pool.tokens_generated:
                 await asyncio.sleep(0.01)

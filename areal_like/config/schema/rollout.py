@@ -173,9 +173,6 @@ class RolloutConfig(Section):
     branch: BranchConfig | None = None
     """Tree search: samples of a group share their first tokens or turns and branch later
     ([branches](workflows.md#branches)); null: samples share their prompt only."""
-    client_processes: int = Field(0, ge=0)
-    """Processes that read the servers' answers for the controller, on the servers' nodes, one per 1.5 M tokens per
-    second or so; 0: the controller reads them, up to about 2 M tokens per second per core."""
     request_timeout_s: float = Field(600.0, gt=0)
     """Maximum seconds without progress of a server that has requests."""
     startup_timeout_s: float = Field(600.0, gt=0)
