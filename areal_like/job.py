@@ -39,11 +39,6 @@ class Job:
         """Prompts of `valid_dataset`."""
         return self.evaluated.get("valid_dataset", ())
 
-    @property
-    def elastic_servers(self) -> range:
-        """Numbers of the servers beyond the plan that the run may start (`rollout.max_servers`)."""
-        return range(len(self.plan.engine("rollout").servers), self.config.rollout.max_servers or 0)
-
     def __str__(self) -> str:
         engines = ", ".join(f"{engine.role} {engine.text}" for engine in self.plan.engines)
         return f"{engines} on {len(self.plan.devices)} {'GPUs' if self.device == 'cuda' else 'CPU slots'}"

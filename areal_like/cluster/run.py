@@ -157,20 +157,6 @@ class Cluster:
         return replace(self, placement=replace(self.placement, slots=slots))
 
     @asynccontextmanager
-    async def enlarge(
-        self, plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
-    ) -> AsyncIterator[Cluster]:
-        """Yield the devices of an additional plan of the run as soon as an existing cluster has them free.
-
-        Processes started there end with the block or with this process. `say` is called once if it has to wait.
-        """
-        async with (
-            place(plan, uses_gpus=uses_gpus, elastic=True, timeout_s=math.inf, say=say) as placement,
-            self._part(placement) as cluster,
-        ):
-            yield cluster
-
-    @asynccontextmanager
     async def relocate(
         self,
         devices: Sequence[Device],

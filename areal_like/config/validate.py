@@ -34,6 +34,7 @@ _REPLACED = {  # keys of earlier versions, what has their place, and what to wri
 }
 _REMOVED = {  # keys of earlier versions, and why there is nothing in their place
     "rollout.client_processes": "the controller reads 3.5 M tokens per second by itself, more than the servers of a run make",
+    "rollout.max_servers": "a run has the servers of its layout; start it again with a larger layout, and it resumes",
 }
 _EXPECTED = {
     "string_type": "text",

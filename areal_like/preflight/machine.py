@@ -107,7 +107,7 @@ def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     if first is None or plan is None:
         return
     help = "choose another port, or write sglang.port=null for free ones"
-    servers = max(plan.engine("rollout").sizes.dp, config.rollout.max_servers or 0)
+    servers = plan.engine("rollout").sizes.dp
     if (last := first + servers - 1) > LARGEST_PORT:
         message = f"port {last} cannot be used: the largest is {LARGEST_PORT}"
         yield finding("RUN-PORT-RANGE", "sglang.port", message, help)

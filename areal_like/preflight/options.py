@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.config.findings import finding, warn_ignored
+from areal_like.config.findings import finding
 from areal_like.config.schema import OWN_FILES, RunConfig, SGLangConfig, WeightUpdateConfig
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.lora import check_lora
@@ -76,33 +76,3 @@ def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, fewer than rollout.min_servers={config.rollout.min_servers}"
         yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])
-    yield from _growth(config, servers)
-
-
-def _growth(config: RunConfig, servers: int) -> Iterator[Finding]:
-    """Check that elastic servers can start and receive weights."""
-    most, key, stay = config.rollout.max_servers, "rollout.max_servers", "rollout.max_servers=null"
-    if most is None:
-        return
-    if most == servers:
-        has = f"the layout has {servers} {'servers' if servers > 1 else 'server'} already"
-        yield warn_ignored(key, has, f"write {stay} or more")
-        return
-    if most < servers:
-        yield finding(
-            "RUN-SGLANG-MAX-SERVERS",
-            key,
-            f"the layout has {servers} servers, more than {key}={most}",
-            f"write {stay} or more",
-        )
-    if config.scheduler.type == "local":
-        message = "a private cluster has no GPUs beyond those of the layout"
-        yield finding(
-            "RUN-SGLANG-GROWTH-LOCAL", key, message, f"write {stay}, or use an existing cluster (scheduler.type=ray)"
-        )
-    if config.rollout.alternates:
-        message = "rollout.sharing=alternate places every server on the trainer's GPUs"
-        yield finding("RUN-SGLANG-GROWTH-SHARING", key, message, f"write {stay}")
-    if config.weight_update.mode == "ipc":
-        message = "weight_update.mode=ipc needs an actor rank on every server GPU, and elastic servers use other GPUs"
-        yield finding("RUN-SGLANG-GROWTH-IPC", key, message, f"write {stay} or weight_update.mode=collective")

@@ -118,11 +118,8 @@ class ServerPool:
         """Servers that must receive the next weights."""
         return self._router.servers
 
-    def join(self, url: str, rank: int | None) -> Server:
-        """Add a server, which is sent requests once the next version has been brought to it.
-
-        `rank` is its place in the layout. One beyond that, with None, is taken out where an update fails because of it.
-        """
+    def join(self, url: str, rank: int) -> Server:
+        """Add the server at place `rank` of the layout, which receives requests from the next update on."""
         name = f"server {next(self._numbers)}"
         server = Server(name, url, self._session, rank, self._asked, host_timeout_s=self._host_timeout_s)
         self._router.join(server)
@@ -131,12 +128,6 @@ class ServerPool:
     def leave(self, server: Server, why: str = "left the run") -> None:
         """Remove a server; its requests continue on other servers from the tokens it has generated."""
         self._router.leave(server, why)
-
-    def leave_out(self, error: ServerError) -> None:
-        """Remove the servers beyond the layout that failed by an error."""
-        for server in self.servers:
-            if server.rank is None and server.name in error.servers:
-                self.leave(server, f"did not receive the weights: {error}")
 
     @property
     def serving(self) -> list[Server]:

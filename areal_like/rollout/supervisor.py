@@ -169,7 +169,7 @@ class ServerSupervisor:
                 news = f"Server {rank} restarted as {{}}. It rejoins at the next weight update."
                 return self.admit(url, actor, rank, news)
 
-    def admit(self, url: str, actor: WorkerGroup, rank: int | None, news: str) -> Server:
+    def admit(self, url: str, actor: WorkerGroup, rank: int, news: str) -> Server:
         """Add a started server to the pool, and report the news with its name."""
         server = self.pool.join(url, rank)
         self._actors[server] = actor
@@ -182,9 +182,6 @@ class ServerSupervisor:
             return
         why = "made no progress on requests (rollout.request_timeout_s) or on an update (weight_update.timeout_s)"
         self.say(f"{server.name} {why}. It is killed.")
-        if server.rank is None:
-            self.pool.leave(server, "hangs")
-            return
         try:
             await self._actors[server].call_one(0, "end", phase="serving", timeout=END_S)
         except WorkerError as error:

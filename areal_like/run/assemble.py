@@ -25,11 +25,7 @@ from areal_like.run.serving import (
     make_teacher,
     watched_scorers,
 )
-from areal_like.run.start import (
-    make_elastic_servers,
-    make_supervisor,
-    start_scorer,
-)
+from areal_like.run.start import make_supervisor, start_scorer
 from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
 from areal_like.run.training import Serving, Trainers
@@ -99,9 +95,7 @@ async def _run_on(
             ) as scored,
         ):
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
-            elastic = make_elastic_servers(cluster, job, models["actor"], supervisor)
-            watching = [tasks.create_task(supervisor.keep()), tasks.create_task(elastic.keep())]
+            watching = tasks.create_task(supervisor.keep())
             serving = Serving(pool, scored, teacher, source)
             await train_on(Run(cluster, job, models, view, serving), Trainers(trainers, reference), opened)
-        for task in watching:
-            task.cancel()
+        watching.cancel()

@@ -61,7 +61,7 @@ def recording(record: Record) -> Iterator[None]:
 def advice(job: Job, view: View) -> list[Advice]:
     """Return the advice on asynchrony, if trainer and servers are on separate GPUs that stay the same."""
     actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    if job.device == "cpu" or job.elastic_servers or set(actor.devices) & set(rollout.devices):
+    if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
         return []
     together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
     layout = Layout(

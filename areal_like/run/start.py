@@ -20,7 +20,6 @@ from areal_like.config.schema import (
     TeacherConfig,
     TrainerRole,
 )
-from areal_like.experimental.elastic_servers import ElasticServers
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import (
@@ -127,12 +126,6 @@ def make_supervisor(
     )
 
 
-def make_elastic_servers(cluster: Cluster, job: Job, model: Path, supervisor: ServerSupervisor) -> ElasticServers:
-    """Return the servers beyond the layout, which wait for room in the cluster."""
-    rooms = {rank: partial(_elastic_server, cluster, job, model, supervisor.say, rank) for rank in job.elastic_servers}
-    return ElasticServers(supervisor, rooms)
-
-
 @asynccontextmanager
 async def _replaced_server(
     cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
@@ -157,17 +150,6 @@ def _one_server(job: Job) -> Plan:
     rollout = job.plan.engine("rollout")
     one = replace(rollout, sizes=replace(rollout.sizes, dp=1), gpus=(range(rollout.sizes.per_replica),))
     return replace(job.plan, allocation="", engines=(one,))
-
-
-@asynccontextmanager
-async def _elastic_server(
-    cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
-) -> AsyncIterator[WorkerGroup]:
-    """Yield the actor of one more server of the plan's size, as soon as the cluster has room for it."""
-    plan = _one_server(job)
-    waits = f"Server {rank} starts once the cluster has room (rollout.max_servers): "
-    async with cluster.enlarge(plan, uses_gpus=job.device == "cuda", say=lambda why: say(waits + why)) as room:
-        yield await _server_actors(room, job, model, [plan.devices], rank)
 
 
 async def _server_actors(

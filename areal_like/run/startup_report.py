@@ -29,9 +29,7 @@ def startup_report(job: Job) -> Iterator[str]:
         variables = " ".join(f"{name}={value}" for name, value in rank_environment(spec).items())
         yield f"  environment, unless set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
-    most = job.config.rollout.max_servers
-    more = f"; up to {most} when the cluster has room (rollout.max_servers)" if job.elastic_servers else ""
-    yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}{more}"
+    yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}"
     yield from _describe_routes(job)
 
 

@@ -113,16 +113,14 @@ async def publish(sync: WeightSync, version: int, timeout_s: float) -> None:
 async def with_those_left(pool: ServerPool, deadline: Deadline, send: Callable[[], Awaitable[None]]) -> None:
     """Send weights, and send them again from the start if a server left meanwhile, for instance because it died.
 
-    An elastic server that fails is removed. The others then hold a mixture of weights, so all weights are sent again
-    while they still pause, with a renewed deadline.
+    The others then hold a mixture of weights, so all weights are sent again while they still pause, with a renewed
+    deadline.
     """
     while True:
         servers = pool.servers
         try:
             return await send()
-        except (ServerError, WorkerError) as error:
-            if isinstance(error, ServerError):
-                pool.leave_out(error)
+        except (ServerError, WorkerError):
             if not pool.servers or all(server in pool.servers for server in servers):
                 raise
             deadline.renew()

@@ -311,11 +311,12 @@ def test_the_old_name_of_a_key_works_with_a_warning_that_names_the_new_one(place
     assert (warning.code, warning.severity, warning.key) == ("CONFIG-RENAMED", "warning", "weight_update.prefetch_mb")
 
 
-def test_a_removed_key_is_an_error_that_says_why():
+@pytest.mark.parametrize("key", ["rollout.client_processes", "rollout.max_servers"])
+def test_a_removed_key_is_an_error_that_says_why(key):
     with pytest.raises(ConfigError) as error:
-        load(EXAMPLE, ["rollout.client_processes=1"])
+        load(EXAMPLE, [f"{key}=1"])
     (found,) = error.value.findings
-    assert (found.code, found.key) == ("CONFIG-REMOVED-KEY", "rollout.client_processes")
+    assert (found.code, found.key) == ("CONFIG-REMOVED-KEY", key)
 
 
 def test_the_old_and_the_new_name_of_a_key_are_not_taken_together():

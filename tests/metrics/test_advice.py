@@ -71,7 +71,7 @@ def test_it_is_said_once_and_without_the_first_step():
 )
 def test_the_trainer_has_gpus_by_as_many_as_its_layout_takes(text: str, unit: int, without: str | None):
     settings = SimpleNamespace(rollout=SimpleNamespace(max_head_offpolicyness=2))
-    job: Any = SimpleNamespace(plan=compile(text), device="cuda", elastic_servers=range(0), config=settings)
+    job: Any = SimpleNamespace(plan=compile(text), device="cuda", config=settings)
     view: Any = SimpleNamespace(say=print)
     (made,) = advice(job, view)
     assert made.layout.trainer_unit == unit

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from allocation import compile
 from areal_like.config.keys import entries_of, section_of
 from areal_like.config.load import dump, load
 from areal_like.config.schema import Ignored, RunConfig
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
-from areal_like.preflight.options import check_options
 from areal_like.preflight.roles import check_roles
 from areal_like.preflight.unused import check_unused
 from areal_like.preflight.view import view_roles
@@ -100,7 +98,6 @@ def unused(file, *overrides, device="cpu"):
         (["reward.type=model"], "reward.timeout_s=20", ["reward.type=gsm8k"]),
         (["algorithm=dpo"], "actor.kl_ctl=0.5", ["algorithm=rloo"]),
         ([], "rollout.max_restarts=7", ["cluster.n_gpus_per_node=4", "rollout.backend=sglang:d2"]),
-        ([], "rollout.max_restarts=7", ["scheduler.type=ray", "rollout.max_servers=2"]),
         (["weight_update.mode=disk"], "weight_update.bucket_mb=4", []),
         (["weight_update.mode=ipc"], "weight_update.bucket_mb=4", ["weight_update.prefetch_mb=2"]),
         (["weight_update.mode=disk"], "weight_update.prefetch_mb=4", []),
@@ -146,16 +143,6 @@ def test_the_gpus_of_a_rank_are_those_of_its_place_in_the_layout(write, role):
     said = [f for f in check_unused(loaded.config, "cuda", find_plan(loaded.config, None)[0]) if "env_vars" in f.key]
     assert [f.key for f in said] == [f"{role}.env_vars.CUDA_VISIBLE_DEVICES"]
     assert "`@`" in said[0].help
-
-
-@pytest.mark.parametrize("type", ["local", "ray"])
-def test_as_many_servers_as_the_layout_has_are_no_more(write, type):
-    plan = compile("sglang:d2|megatron:d2")
-    (found,) = check_options(
-        load(write(), [f"scheduler.type={type}", "rollout.max_servers=2"]).config, "cpu", None, plan
-    )
-    assert (found.code, found.severity) == ("RUN-UNUSED", "warning")
-    assert found.message == "ignored: the layout has 2 servers already"
 
 
 def test_a_run_with_such_keys_starts(write):

@@ -15,8 +15,6 @@ from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import WeightUpdateError, WorkerError
-from areal_like.experimental import elastic_servers
-from areal_like.experimental.elastic_servers import ElasticServers, Room
 from areal_like.rollout import router, supervisor
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sglang import http
@@ -38,7 +36,6 @@ SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "PAUSE_S", 0.02)
     monkeypatch.setattr(supervisor, "AGAIN_S", 0.02)
-    monkeypatch.setattr(elastic_servers, "AGAIN_S", 0.02)
     monkeypatch.setattr(http, "AFTERMATH_S", 0.05)
 
 
@@ -124,38 +121,10 @@ class Stuck(Actors):
         return await super().call_one(rank, method, phase=phase, timeout=timeout)
 
 
-class Rooms:
-    """Room for one elastic server at a time, which `grant` gives; its actor's servers are at `urls`."""
-
-    def __init__(self, *urls: str | None) -> None:
-        self.actors: list[Actors] = []
-        self.held = 0
-        self._urls, self._granted = list(urls), asyncio.Semaphore(0)
-
-    def grant(self) -> None:
-        self._granted.release()
-
-    @asynccontextmanager
-    async def room(self) -> AsyncIterator[Actors]:
-        await self._granted.acquire()
-        self.actors.append(Stuck(self._urls.pop(0)))
-        self.held += 1
-        try:
-            yield self.actors[-1]
-        finally:
-            self.held -= 1
-
-
 def supervised(
     actors: Actors, pool: ServerPool, restarts: int, least: int, say: Callable[[str], None]
 ) -> ServerSupervisor:
     return ServerSupervisor(actors, pool, restarts, least, say, actors.replace)  # type: ignore[arg-type]
-
-
-async def keep_with_elastic(supervisor: ServerSupervisor, *rooms: Room) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(supervisor.keep())
-        tasks.create_task(ElasticServers(supervisor, dict(enumerate(rooms, 1))).keep())
 
 
 async def generate(server: FakeServer, body: Body) -> Any:
@@ -393,71 +362,6 @@ async def until(what: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_an_elastic_server_joins_with_the_next_weights_and_its_end_is_not_the_run_s():
-    async def run() -> None:
-        planned, first, second, said = FakeServer(generate), FakeServer(generate), FakeServer(generate), []
-        async with serving(planned, first, second) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
-            await opened(pool, 0)
-            rooms = Rooms(None, *urls[1:])
-            watching = asyncio.create_task(keep_with_elastic(supervised(Actors(), pool, 2, 1, said.append), rooms.room))
-            await asyncio.sleep(0.05)
-            assert (rooms.held, len(pool.servers)) == (0, 1)
-
-            rooms.grant()
-            await until(lambda: len(said) == 1)
-            assert said[0] == "Server 1 failed: server-0 ended before it was ready. The failed server is restarted."
-            assert rooms.held == 0
-
-            rooms.grant()
-            await until(lambda: len(pool.servers) == 2)
-            assert said[1] == "Server 1 started on 10.0.0.7 as server 1. It joins at the next weight update."
-            assert pool.serving == pool.servers[:1]
-            await opened(pool, 1, planned, first)
-            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(20)))
-            assert first.bodies("/generate")
-            assert pool.statistics()["rollout/servers"] == 2
-
-            rooms.actors[1].die(0)
-            await until(lambda: len(pool.servers) == 1)
-            rooms.grant()
-            await until(lambda: len(pool.servers) == 2)
-            await opened(pool, 2, planned, second)
-            assert [server.url for server in pool.serving] == [urls[0], urls[2]]
-
-            rooms.actors[2].die(0)
-            await until(lambda: len(pool.servers) == 1)
-            await until(lambda: len(said) == 5)
-            assert said[4].endswith("is restarted in 60 min: rollout.max_restarts allows 2 restarts per hour.")
-            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [2, 2]
-            assert (rooms.held, watching.done()) == (0, False)
-            watching.cancel()
-
-    asyncio.run(run())
-
-
-def test_an_elastic_server_that_hangs_is_ended_and_all_give_their_room_back_with_the_run():
-    async def run() -> None:
-        planned, hanging, last, said = FakeServer(generate), FakeServer(silence), FakeServer(generate), []
-        async with serving(planned, hanging, last) as urls, ServerPool(urls[:1], "token", 0.3) as pool:
-            await opened(pool, 0)
-            rooms = Rooms(*urls[1:])
-            watching = asyncio.create_task(
-                keep_with_elastic(supervised(Actors(), pool, 0, 1, said.append), rooms.room, rooms.room)
-            )
-            rooms.grant()
-            rooms.grant()
-            await until(lambda: len(pool.servers) == 3)
-            await opened(pool, 1, planned, hanging, last)
-            await asyncio.gather(*(pool.sample([9, n], SAMPLING) for n in range(30)))
-            await until(lambda: len(pool.servers) == 2)
-            await until(lambda: rooms.held == 1)
-            watching.cancel()
-            await asyncio.wait([watching])
-            assert rooms.held == 0
-
-    asyncio.run(run())
-
-
 UPDATE = "/update_weights_from_disk"
 
 
@@ -585,41 +489,6 @@ def test_a_broadcast_goes_on_without_the_server_that_hangs_in_it_whichever_is_la
 
 async def refuse() -> Any:
     return {"success": False, "message": "no such directory"}
-
-
-@pytest.mark.parametrize(
-    ("path", "answer"),
-    [
-        (UPDATE, refuse),
-        (UPDATE, hang),
-        ("/pause_generation", hang),
-        ("/continue_generation", hang),
-        ("/server_info", hang),
-        (None, None),
-    ],
-    ids=["refuses", "is late", "does not pause", "does not go on", "does not say what it can", "is unreachable"],
-)
-def test_an_update_goes_on_without_an_elastic_server_that(path: str | None, answer: Any, tmp_path: Path):
-    async def run() -> None:
-        planned, elastic, said = FakeServer(generate), FakeServer(generate), []
-        async with serving(planned, elastic) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
-            await opened(pool, 0)
-            rooms = Rooms(urls[1] if path else "http://127.0.0.1:1")
-            watching = asyncio.create_task(keep_with_elastic(supervised(Actors(), pool, 2, 1, said.append), rooms.room))
-            rooms.grant()
-            await until(lambda: len(pool.servers) == 2)
-            if path:
-                elastic.answers[path] = answer
-            await publish(DiskSync(Disk(), pool, SyncSpec(2, tmp_path, 1, "gloo", 1)), 1, 2)
-            assert [server.url for server in pool.serving] == [planned.url]
-            assert (pool.version, planned.version) == (1, "1")
-            await until(lambda: rooms.held == 0)
-            await until(lambda: said[-1].endswith("is restarted."))
-            assert said[-1].startswith("Server 1 failed: ")
-            assert (await pool.sample([9], SAMPLING)).versions.tolist() == [1, 1]
-            watching.cancel()
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("path", [UPDATE, "/pause_generation", "/continue_generation", "/model_info"])

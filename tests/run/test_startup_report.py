@@ -65,16 +65,6 @@ def test_fsdp_has_no_grid_of_experts() -> None:
     assert "EP" not in actor
 
 
-def test_servers_beyond_the_layout_are_told_where_the_run_may_have_them() -> None:
-    *_, told = lines("rollout.max_servers=1")
-    assert told == "rollout: sglang, 1 server of TP 1"
-    job = preflight(load(CONFIG, ["rollout.max_servers=1"]), dry_run=True).job
-    assert job is not None
-    grown = job.config.model_copy(update={"rollout": job.config.rollout.model_copy(update={"max_servers": 3})})
-    *_, told = startup_report(replace(job, config=grown))
-    assert told == "rollout: sglang, 1 server of TP 1; up to 3 when the cluster has room (rollout.max_servers)"
-
-
 def test_a_trained_layer_for_prediction_is_among_the_parameters() -> None:
     model, plan = allocation.load_model("deepseek-v3"), allocation.compile("megatron:d1").engines[0]
     assert _parameters(model, plan, {}, predicts=False) == "; 671 B of 671 B parameters on each"

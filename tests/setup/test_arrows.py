@@ -32,7 +32,6 @@ ORDER = [
     "job",
     "rollout",
     "rewards",
-    "experimental",
     "trainer",
     "weights",
     "workflows",

@@ -113,27 +113,6 @@ def test_a_server_that_dies_while_the_group_is_formed_costs_no_run(backend: Any,
     asyncio.run(asyncio.wait_for(run(), HUNG_S))
 
 
-def test_an_elastic_server_that_cannot_join_the_group_costs_no_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(controller, "AFTERMATH_S", 0.1)
-
-    async def run() -> None:
-        planned, elastic = FakeServer(), FakeServer()
-
-        async def refuse() -> Any:
-            return {"success": False, "message": "no route to host"}
-
-        elastic.answers["/init_weights_update_group"] = refuse
-        async with serving(planned, elastic) as urls, ServerPool(urls[:1], "token", HUNG_S) as pool:
-            pool.join(urls[1], None)
-            trainer: Any = Trainer()
-            await CollectiveSync(trainer, pool, SyncSpec(20, Path(), 1, "gloo", 1)).connect()
-            assert [server.url for server in pool.servers] == [planned.url]
-            assert trainer.steps == ["open", "join", "close", "open", "join", "layout"]
-            assert [body["world_size"] for body in planned.bodies("/init_weights_update_group")] == [3, 2]
-
-    asyncio.run(asyncio.wait_for(run(), HUNG_S))
-
-
 class Large:
     """An engine with more bytes than the buffers of a connection hold."""
 

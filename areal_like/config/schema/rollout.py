@@ -19,10 +19,7 @@ _TIME_SHARED = Ignored(
 )
 _TOO_FEW_SERVERS = Ignored(
     "too few servers are left when one fails (`rollout.min_servers`, `rollout.backend`)",
-    lambda at: (
-        at.plan is not None
-        and max(len(at.plan.engine("rollout").servers), at.section.max_servers or 0) <= at.section.min_servers
-    ),
+    lambda at: at.plan is not None and len(at.plan.engine("rollout").servers) <= at.section.min_servers,
 )
 _SYNCHRONOUS = Ignored(
     "`rollout.max_head_offpolicyness` is 0: no request runs during a weight update",
@@ -182,9 +179,6 @@ class RolloutConfig(Section):
     until the hour is over. 0: never."""
     min_servers: int = Field(1, ge=1)
     """The run continues without a failed server while this many others are left, and ends otherwise."""
-    max_servers: int | None = Field(None, ge=1)
-    """Maximum servers: those of the layout plus elastic ones of the same size on GPUs that the existing cluster
-    (`scheduler.type: ray`) has free; null: those of the layout."""
     router_replay: Literal["auto", "on", "off"] = "auto"
     """Replay of expert routes (R3): the servers return the experts of every token, and the trainer's routers choose
     them again. `auto`: on for models with experts, where the trainer can replay."""

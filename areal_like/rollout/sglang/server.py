@@ -54,9 +54,9 @@ class WeightGroup:
 class Server:
     """One SGLang server; errors call it `name`.
 
-    `rank` is its place in the layout. An elastic server, which may fail without ending the run, has None. `left` holds
-    the reason why it left the run. `turn`, `aftermath_s` and `host_timeout_s` are described at Connection. Every method
-    raises Unavailable, or ServerError for an invalid request.
+    `rank` is its place in the layout, if it has one. `left` holds the reason why it left the run. `turn`, `aftermath_s`
+    and `host_timeout_s` are described at Connection. Every method raises Unavailable, or ServerError for an invalid
+    request.
     """
 
     def __init__(
