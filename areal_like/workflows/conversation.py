@@ -7,7 +7,7 @@ tokens that follow an answer, the template renders the conversation with a mark 
 new.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -93,16 +93,36 @@ def following(
         raise TokenizerError("the chat template changes the text of an assistant's message")
     new = tokenizer.encode_rendered(text.partition(_MARK)[2], messages[answered + 1 :])
     if earlier[-1] in tokenizer.eos_token_ids:
-        new = _without_first_end(tokenizer, new)
+        new = _without_end(tokenizer, new, earlier[-1], lambda: _closing(tokenizer, marked[: answered + 1], context))
     return new, _continuity(tokenizer, [*earlier, *new], messages, context)
 
 
-def _without_first_end(tokenizer: Tokenizer, new: list[int]) -> list[int]:
-    """Remove the template's end of message if the model has generated one."""
-    end = next((place for place, token in enumerate(new) if token in tokenizer.eos_token_ids), None)
-    if end is None or tokenizer.decode(new[:end]).strip():
+def _without_end(
+    tokenizer: Tokenizer, new: list[int], generated: int, closing: Callable[[], list[int]] | None
+) -> list[int]:
+    """Remove the template's end of message from `new`, because the model has generated an end token.
+
+    The first end token of `new` may also start the next message, as `<|user|>` of GLM-4. It is removed if the model has
+    generated it, or if it ends the conversation without the next message, too: `closing`.
+    """
+    size = next((place for place, token in enumerate(new, 1) if token in tokenizer.eos_token_ids), None)
+    if size is None:
         return new  # the template ends messages differently
-    return new[end + 1 :]
+    if new[size - 1] == generated and not tokenizer.decode(new[: size - 1], special=True).strip():
+        return new[size:]
+    if closing is None or tokenizer.decode(new[: size - 1]).strip() or closing()[:size] != new[:size]:
+        return new
+    return _without_end(tokenizer, new[size:], generated, None)  # `generated` may start the next message
+
+
+def _closing(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
+    """Return the tokens after the mark if no message follows it; none if the template rejects such a conversation."""
+    arguments = {**context.arguments, "add_generation_prompt": False}
+    try:
+        text = tokenizer.render_chat(messages, _tools(context), **arguments)
+        return tokenizer.encode_rendered(text.partition(_MARK)[2], [])
+    except TokenizerError:
+        return []
 
 
 def _continuity(tokenizer: Tokenizer, prompt: list[int], messages: Sequence[Message], context: Context) -> Continuity:
