@@ -1,7 +1,8 @@
 """Run any program as an agent, in a process and a Python environment of its own. AGENT_COMMAND is the command.
 
 The program receives the row as JSON on standard input. The environment variables of OpenAI's and Anthropic's clients
-point to the run's servers. The program prints the reward as its last word. Requires `episode.endpoint=true`.
+point to the run's servers, past any proxy. The program prints the reward as its last word. Requires
+`episode.endpoint=true`.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import shlex
 import signal
 from asyncio.subprocess import PIPE
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 
 async def run(row, client):
@@ -22,15 +24,60 @@ async def run(row, client):
         "ANTHROPIC_API_KEY": client.api_key,
     }
     command = shlex.split(os.environ["AGENT_COMMAND"])
+    environment = os.environ | address | without_proxy(urlsplit(url).hostname, os.environ)
     agent = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, env=os.environ | address, process_group=0
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, process_group=0
     )
+    errors = Errors(agent.stderr)
     try:
-        output, _ = await agent.communicate(json.dumps(row).encode())
+        output = await exchange(agent, json.dumps(row).encode())
     finally:
         with suppress(ProcessLookupError):
             os.killpg(agent.pid, signal.SIGKILL)  # ends its children too
         await agent.wait()
+    last = await errors.last_line()
     if agent.returncode:
-        raise RuntimeError(f"the agent ended with exit code {agent.returncode}")
-    return float(output.split()[-1])
+        raise RuntimeError(f"the agent ended with exit code {agent.returncode}: {last}")
+    try:
+        return float(output.split()[-1])
+    except (IndexError, ValueError):
+        printed = output.decode(errors="replace")[-200:]
+        raise RuntimeError(f"the agent's last word is not a reward: {printed!r}; on standard error: {last}") from None
+
+
+def without_proxy(host, environment):
+    """Return variables that exempt a host from the proxy, besides the hosts that are exempt already."""
+    names = ("no_proxy", "NO_PROXY")
+    exempt = {name: environment.get(name) or next(filter(None, map(environment.get, names)), "") for name in names}
+    return {name: value if value.strip() == "*" else f"{value},{host}".lstrip(",") for name, value in exempt.items()}
+
+
+async def exchange(agent, row):
+    """Send the row and return the output of an agent that has ended; it need not read the row."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        agent.stdin.write(row)
+        await agent.stdin.drain()
+    agent.stdin.close()
+    output = await agent.stdout.read()
+    await agent.wait()
+    return output
+
+
+class Errors:
+    """The standard error of an agent: copied to the workflow's, with its last line."""
+
+    def __init__(self, stream):
+        self._end = b""
+        self._copying = asyncio.create_task(self._copy(stream))
+
+    async def _copy(self, stream):
+        while part := await stream.read(65536):
+            os.write(2, part)
+            self._end = (self._end + part)[-4096:]
+
+    async def last_line(self):
+        """Return the last line; a process that has left the agent's group may hold the stream open."""
+        await asyncio.wait([self._copying], timeout=1)
+        self._copying.cancel()
+        lines = self._end.decode(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else "(it printed nothing on standard error)"
