@@ -8,8 +8,9 @@ from pydantic import BaseModel, Field
 
 from areal_like.types import FinishReason
 from areal_like.workflows.continued_answers import merge_answers
+from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import ImageBlock, content_of
-from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, Text, Texts, check_fields
+from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, StopText, Text, Texts, check_fields
 from areal_like.workflows.replies import MODEL, error_content
 from areal_like.workflows.session import Refused, Session
 from areal_like.workflows.turn import Turn
@@ -34,11 +35,12 @@ type _Block = Annotated[Text | ImageBlock | _ToolUse | _ToolResult, Field(discri
 
 
 class _Message(BaseModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]  # Claude Code adds system messages in the middle of a conversation
     content: Annotated[list[_Block], BLOCKS]
 
 
 class _Tool(BaseModel):
+    type: Literal["custom"] | None = None
     name: str
     description: str | None = None
     input_schema: JsonSchema
@@ -48,6 +50,10 @@ class _Typed(BaseModel):
     type: str
 
 
+class _OutputConfig(BaseModel, extra="forbid"):
+    effort: str | None = None
+
+
 class _Asked(BaseModel, extra="forbid"):
     """A request; fields shared with chat completions are passed on unchanged."""
 
@@ -55,25 +61,27 @@ class _Asked(BaseModel, extra="forbid"):
     system: Texts | None = None
     tools: list[_Tool] | None = None
     tool_choice: _Typed | None = None
-    stop_sequences: Any = None
+    stop_sequences: list[StopText] = []
     thinking: _Typed | None = None
+    output_config: _OutputConfig = _OutputConfig()
     model: Any = None
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
     max_tokens: Any = None
     stream: Any = None
-    metadata: Any = None
+    chat_template_kwargs: Any = None
 
 
-_SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream")
+_SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream", "chat_template_kwargs")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
     asked = check_fields(_Asked, fields, session)
     if asked.thinking and asked.thinking.type != "disabled":
-        raise Refused("thinking: the chat template decides whether a model thinks; leave it out", "thinking")
+        why = "the chat template decides whether a model thinks"
+        raise Refused(f"thinking: {why}; {leave_out('thinking')}", "thinking")
     chat = {name: fields[name] for name in _SAME if name in fields}
     system = _join(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
@@ -90,6 +98,8 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
         chat["tool_choice"] = asked.tool_choice.type
     if asked.stop_sequences:
         chat["stop"] = asked.stop_sequences
+    if asked.output_config.effort:
+        chat["reasoning_effort"] = asked.output_config.effort
     return chat
 
 
@@ -161,8 +171,12 @@ def _tool_uses(turn: Turn) -> list[dict[str, Any]]:
 
 
 def _ending(turn: Turn) -> dict[str, Any]:
-    cut = "max_tokens" if turn.response.finish_reason is FinishReason.LENGTH else "end_turn"
-    return {"stop_reason": "tool_use" if turn.messages[-1].get("tool_calls") else cut, "stop_sequence": None}
+    if turn.messages[-1].get("tool_calls"):
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if turn.stopped_by is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": turn.stopped_by}
+    cut = turn.response.finish_reason is FinishReason.LENGTH
+    return {"stop_reason": "max_tokens" if cut else "end_turn", "stop_sequence": None}
 
 
 def _usage(turn: Turn) -> dict[str, int]:

@@ -125,7 +125,8 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
 def _limits(config: RunConfig) -> Limits:
     episode = config.episode
     own_sampling, as_deployed = config.teacher is None, episode.history == "as_deployed"
-    return Limits(episode.max_turns, config.longest_sequence, own_sampling, episode.models, as_deployed)
+    most = episode.max_turns, config.longest_sequence
+    return Limits(*most, own_sampling, episode.models, as_deployed, episode.ignored_fields)
 
 
 def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:

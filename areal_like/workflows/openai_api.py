@@ -17,6 +17,7 @@ from areal_like.workflows.anthropic_api import AnthropicMessage, as_chat_complet
 from areal_like.workflows.attempts import ONCE, Sending, sending
 from areal_like.workflows.chat_completions import ChatCompletion
 from areal_like.workflows.conversation import MOST_LEVELS, is_too_deep
+from areal_like.workflows.ignored_fields import without_ignored, without_inert
 from areal_like.workflows.openai_requests import read_request
 from areal_like.workflows.replies import MODEL, UNKNOWN_KEY, Reply, error_reply, json_reply
 from areal_like.workflows.session import Refused, Request, Session
@@ -60,7 +61,9 @@ class OpenSessions:
 
     def find(self, headers: Mapping[str, str]) -> Session | None:
         """Return the session whose key a request has."""
-        return self._by_key.get(headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer "))
+        scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+        keys = headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""
+        return next((self._by_key[key] for key in keys if key in self._by_key), None)
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer one HTTP request once the answer is complete; see `answer`."""
@@ -83,25 +86,50 @@ async def respond(session: Session, method: str, path: str, body: bytes, sent: S
 
     Raises nothing; the session stores a server's failure.
     """
-    if method == "GET" and path.endswith("/models"):
-        return json_reply(200, {"object": "list", "data": [*map(_model, _names(session.limits.models))]})
-    found = next((found for end, found in _APIS.items() if path.endswith(end)), None)
-    if method != "POST" or found is None:
-        served = ", ".join(f"/v1{end}" for end in _APIS)
-        return error_reply(404, f"{method} {path} is not served: a run answers POST {served}")
     try:
-        return await _respond(session, _object(body), sent, *found)
+        return await _answer(session, method, path.rstrip("/"), body, sent)
     except Refused as refusal:
         return error_reply(refusal.status, str(refusal), refusal.param, refusal.code)
     except RunError as failure:
         return error_reply(500, str(failure))
 
 
+async def _answer(session: Session, method: str, path: str, body: bytes, sent: Sending) -> Reply | Stream:
+    models = session.limits.models
+    if method in ("GET", "HEAD") and path.endswith("/models"):
+        return json_reply(200, _model_list(models))
+    if method in ("GET", "HEAD") and "/models/" in path:
+        name = path.partition("/models/")[2]
+        _check_model(name, models)
+        return json_reply(200, _model(name))
+    if method == "POST" and (read := _find(_COUNTS, path)):
+        return _count(session, _fields(session, body), read)
+    if method == "POST" and (found := _find(_APIS, path)):
+        return await _respond(session, _fields(session, body), sent, *found)
+    served = ", ".join(f"/v1{end}" for end in (*_APIS, *_COUNTS))
+    return error_reply(404, f"{method} {path} is not served: a run answers POST {served} and GET /v1/models")
+
+
+def _find[T](served: Mapping[str, T], path: str) -> T | None:
+    return next((found for end, found in served.items() if path.endswith(end)), None)
+
+
+def _fields(session: Session, body: bytes) -> dict[str, Any]:
+    fields = without_ignored(_object(body), session.limits.ignored_fields)
+    _check_model(fields.get("model"), session.limits.models)
+    return fields
+
+
+def _count(session: Session, fields: Mapping[str, Any], read: ReadRequest) -> Reply:
+    """Return the number of tokens of the prompt that a request would have; it is not a turn."""
+    tokens = session.count_prompt(read(without_inert(fields), session))
+    return json_reply(200, {"object": "response.input_tokens", "input_tokens": tokens})
+
+
 async def _respond(
     session: Session, fields: Mapping[str, Any], sent: Sending, read: ReadRequest, make: MakeApi
 ) -> Reply | Stream:
-    _check_model(fields.get("model"), session.limits.models)
-    request = read(fields, session)
+    request = read(without_inert(fields), session)
     is_streamed = bool(fields.get("stream"))
     attempt = session.begin(request, sent, streamed=is_streamed)
     api = make(session, fields, attempt.number)
@@ -139,7 +167,15 @@ def _names(models: Sequence[str]) -> list[str]:
 
 
 def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "run"}
+    """Return a model in the form of OpenAI and Anthropic."""
+    own = {"id": name, "object": "model", "created": 0, "owned_by": "run"}
+    return {**own, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _model_list(models: Sequence[str]) -> dict[str, Any]:
+    names = _names(models)
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [*map(_model, names)], **page}
 
 
 def _read_messages(fields: Mapping[str, Any], session: Session) -> Request:
@@ -154,6 +190,11 @@ _APIS: Mapping[str, tuple[ReadRequest, MakeApi]] = {
     "/chat/completions": (read_request, ChatCompletion),
     "/messages": (_read_messages, AnthropicMessage),
     "/responses": (_read_response, responses_api.OpenAIResponse),
+}
+
+_COUNTS: Mapping[str, ReadRequest] = {
+    "/messages/count_tokens": _read_messages,
+    "/responses/input_tokens": _read_response,
 }
 
 

@@ -1,6 +1,6 @@
 """The fields of a chat completion's request (https://platform.openai.com/docs/api-reference/chat/create).
 
-Fields that are not listed here are rejected by name, and so are values that would change the distribution of tokens.
+Fields that are neither listed here nor ignored (`ignored_fields`) are rejected by name.
 """
 
 from collections.abc import Mapping
@@ -14,26 +14,14 @@ from areal_like.config.schema import MOST_KEPT
 from areal_like.config.schema.section import LEAST_TEMPERATURE
 from areal_like.workflows.continued_answers import find_problem
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
+from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
 from areal_like.workflows.session import Refused, Request, Session
 
-_ONE_MESSAGE = "a request generates one message; send several requests"
-_SHIFTED = "the log-probs would not match the distribution that tokens are sampled from"
 _OF_THE_REQUEST = {
     *("self", "messages", "conversations", "tools", "chat_template", "add_generation_prompt"),
     *("continue_final_message", "return_assistant_tokens_mask"),
 }
-
-
-def _only(wanted: Any, why: str) -> AfterValidator:
-    """Return the validator of a field with only one allowed value."""
-
-    def check(value: Any) -> Any:
-        if value not in (None, wanted):
-            raise ValueError(f"{value!r} cannot be trained on: {why}; leave it out")
-        return value
-
-    return AfterValidator(check)
 
 
 def _check_sampling(value: Any, asked: Any) -> Any:
@@ -43,9 +31,12 @@ def _check_sampling(value: Any, asked: Any) -> Any:
     if not session.trained or value in (None, own):
         return value
     if not session.limits.own_sampling:
-        raise ValueError(f"{value!r} differs from gconfig.{name}={own:g}, with which the teacher scores; leave it out")
+        raise ValueError(
+            f"{value!r} differs from gconfig.{name}={own:g}, with which the teacher scores; {leave_out(name)}"
+        )
     if (name == "temperature" and value < LEAST_TEMPERATURE) or (name == "top_k" and value == 1):
-        raise ValueError(f"{value!r} cannot be trained on: sampling is greedy, and every log-prob is 0; leave it out")
+        why = "sampling is greedy, and every log-prob is 0"
+        raise ValueError(f"{value!r} cannot be trained on: {why}; {leave_out(name)}")
     return value
 
 
@@ -57,7 +48,8 @@ def _tools(value: list[Any] | None, asked: Any) -> list[Any] | None:
 
 def _tool_choice(value: Any) -> Any:
     if value not in (None, "auto", "none"):
-        raise ValueError(f"{value!r} constrains what is sampled, which cannot be trained on; write auto or none")
+        why = f"{value!r} constrains what is sampled, which cannot be trained on"
+        raise ValueError(f"{why}; write auto or none, or set `episode.ignored_fields=[tool_choice]`")
     return value
 
 
@@ -146,57 +138,40 @@ class _Tool(BaseModel):
 _SAMPLED = AfterValidator(_check_sampling)
 _Flag = Annotated[bool | None, Field(strict=True)]
 Count = Annotated[int | None, Field(strict=True, gt=0)]
-_Stop = Annotated[str, Field(min_length=1)]
+StopText = Annotated[str, Field(min_length=1)]
 
 
-class Unread(BaseModel, extra="forbid"):
-    """Fields of a request that do not affect the answer."""
-
-    model: Any = None
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
-    safety_identifier: Any = None
-
-
-class _Fields(Unread):
+class _Fields(BaseModel, extra="forbid"):
     messages: Annotated[list[_Message], Field(min_length=1)]
     continue_final_message: Annotated[bool, Field(strict=True)] = False  # of SGLang and vLLM
+    model: Any = None
+    stream_options: Any = None
     max_tokens: Count = None
     max_completion_tokens: Count = None
     temperature: Annotated[float | None, Field(strict=True, ge=0, allow_inf_nan=False), _SAMPLED] = None
     top_p: Annotated[float | None, Field(strict=True, gt=0, le=1), _SAMPLED] = None
     top_k: Annotated[int | None, Field(strict=True, ge=-1, le=MOST_KEPT), _SAMPLED] = None
-    min_p: Annotated[Any, _only(0, _SHIFTED)] = None
-    frequency_penalty: Annotated[Any, _only(0, _SHIFTED)] = None
-    presence_penalty: Annotated[Any, _only(0, _SHIFTED)] = None
-    repetition_penalty: Annotated[Any, _only(1, _SHIFTED)] = None
-    logit_bias: Annotated[Any, _only({}, _SHIFTED)] = None
-    response_format: Annotated[Any, _only({"type": "text"}, _SHIFTED)] = None
-    n: Annotated[Any, _only(1, _ONE_MESSAGE)] = None
-    top_logprobs: Annotated[Any, _only(0, "the servers return only the log-prob of the sampled token")] = None
-    modalities: Annotated[Any, _only(["text"], "the run generates text")] = None
-    parallel_tool_calls: Annotated[Any, _only(True, "the number of tool calls would be constrained")] = None
-    stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] | None = None
+    stop: Annotated[list[StopText], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = []
     tools: Annotated[list[_Tool] | None, AfterValidator(_tools)] = None
     tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = None
     logprobs: _Flag = None
     stream: _Flag = None
+    reasoning_effort: Any = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_template_arguments)] = None
 
 
 def read_request(fields: Mapping[str, Any], session: Session) -> Request:
     """Return the request of a body; raise Refused for untrainable or unknown fields."""
-    asked = check_fields(_Fields, {name: value for name, value in fields.items() if value is not None}, session)
+    asked = check_fields(_Fields, fields, session)
     tools = None if asked.tool_choice == "none" else fields.get("tools") or None
     messages = [_message(*pair) for pair in zip(fields["messages"], asked.messages, strict=True)]
     if problem := find_problem(messages, asked.continue_final_message):
         raise Refused(problem, "messages")
-    context = Context(tools, asked.chat_template_kwargs or {})
-    most, stop = asked.max_completion_tokens or asked.max_tokens, tuple(asked.stop or ())
-    return Request(messages, context, most, stop, asked.temperature, asked.top_p, asked.top_k)
+    # as SGLang and vLLM do: a variable of the template, which few templates read
+    effort = {} if asked.reasoning_effort is None else {"reasoning_effort": asked.reasoning_effort}
+    context = Context(tools, effort | (asked.chat_template_kwargs or {}))
+    most = asked.max_completion_tokens or asked.max_tokens
+    return Request(messages, context, most, tuple(asked.stop), asked.temperature, asked.top_p, asked.top_k)
 
 
 def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], session: Session | None = None) -> M:
@@ -207,7 +182,8 @@ def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], sessio
         problem = error.errors(include_url=False)[0]
     where, kind, context = _spell(problem["loc"]), problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
-        raise Refused(f"{where} is not supported: leave it out", where, "unsupported_parameter")
+        fix = "leave it out" if "[" in where else leave_out(where)
+        raise Refused(f"{where} is not supported: {fix}", where, "unsupported_parameter")
     if kind == "union_tag_invalid":
         allowed = TEXT_AND_IMAGES if session is not None and session.tokenizer.vision else TEXT_ALONE
         raise Refused(f"{where} is {context['tag']}: {allowed}", where)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from areal_like.types import FinishReason
 from areal_like.workflows.conversation import as_sent
+from areal_like.workflows.ignored_fields import DEFAULTS, check_default
 from areal_like.workflows.image_parts import InputImage, content_of
-from areal_like.workflows.openai_requests import Count, JsonSchema, Unread, check_fields
+from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
 from areal_like.workflows.replies import MODEL
 from areal_like.workflows.session import Refused, Session
 from areal_like.workflows.turn import Turn
@@ -73,7 +74,19 @@ class _Tool(BaseModel):
     parameters: JsonSchema | None = None
 
 
-class _Asked(Unread):
+class _Reasoning(BaseModel, extra="forbid"):
+    """The effort of thinking. Its summary is ignored, because the text of the answer contains the thinking."""
+
+    effort: str | None = None
+    summary: Any = None
+    generate_summary: Any = None
+
+
+class _TextOptions(BaseModel, extra="forbid"):
+    format: dict[str, Any] | None = None
+
+
+class _Asked(BaseModel, extra="forbid"):
     """A request; fields shared with chat completions are passed on unchanged."""
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)]
@@ -81,34 +94,27 @@ class _Asked(Unread):
     previous_response_id: str | None = None
     tools: list[_Tool] | None = None
     max_output_tokens: Count = None
-    truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is no such content
-    text: dict[str, Any] | None = None
+    text: _TextOptions = _TextOptions()
+    reasoning: _Reasoning = _Reasoning()
+    model: Any = None
+    stream_options: Any = None
     tool_choice: Any = None
     temperature: Any = None
     top_p: Any = None
     top_k: Any = None
     stop: Any = None
     stream: Any = None
-    parallel_tool_calls: Any = None
     chat_template_kwargs: Any = None
-    # these two do not affect the answer
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
 
 
-_SAME = (
-    *("model", "tool_choice", "temperature", "top_p", "top_k", "stop", "stream", "parallel_tool_calls"),
-    "chat_template_kwargs",
-)
+_SAME = ("model", "tool_choice", "temperature", "top_p", "top_k", "stop", "stream", "chat_template_kwargs")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
-    if fields.get("reasoning"):
-        raise Refused("reasoning: the chat template decides whether a model thinks; leave it out", "reasoning")
-    asked = check_fields(_Asked, {name: value for name, value in fields.items() if value is not None}, session)
+    asked = check_fields(_Asked, fields, session)
+    check_default("text.format", asked.text.format, *DEFAULTS["response_format"])
     chat = {name: fields[name] for name in _SAME if name in fields}
     chat["messages"] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     if asked.previous_response_id is not None:
@@ -118,10 +124,8 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
         chat["max_completion_tokens"] = asked.max_output_tokens
     if asked.tools:
         chat["tools"] = [_tool(tool) for tool in asked.tools]
-    if asked.text:
-        chat["response_format"] = asked.text.get("format")
-        if further := sorted(asked.text.keys() - {"format"}):
-            raise Refused(f"text.{further[0]} is not supported: leave it out", f"text.{further[0]}")
+    if asked.reasoning.effort:
+        chat["reasoning_effort"] = asked.reasoning.effort
     return chat
 
 

@@ -73,7 +73,7 @@ class Limits:
 
     `own_sampling` allows requests to set other values of temperature, `top_p` or `top_k` than the run's. `models` has
     the allowed model names, where `*` matches any text. With `as_deployed` a prompt is always the rendered
-    conversation, even if the chat template changes earlier turns.
+    conversation, even if the chat template changes earlier turns. `ignored_fields` are removed from requests.
     """
 
     max_turns: int
@@ -81,6 +81,7 @@ class Limits:
     own_sampling: bool = True
     models: Sequence[str] = ("*",)
     as_deployed: bool = False
+    ignored_fields: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class Session:
         if progress is not None:
             progress.prompt_tokens, on_tokens = len(tokens), progress.add
         made = await self.generate(tokens, request.max_tokens, routed, self._sampling(request), on_tokens, shown)
-        response = self._until(made, request.stop)
+        response, stopped_by = self._until(made, request.stop)
         try:
             answer = await self._answer(request, response, number)
         except asyncio.CancelledError:
@@ -168,6 +169,7 @@ class Session:
         messages = with_answer(request.messages, answer)
         about = (messages, request.context, place.continuity, place.why, place.follows)
         turn = Turn(parent, tokens[len(earlier) :], response, *about, images=images, start=start_of(request.messages))
+        turn.stopped_by = stopped_by
         self.turns.append(turn)
         return turn
 
@@ -224,6 +226,11 @@ class Session:
         if wanted.temperature != self.sampling.temperature:
             response.temperature = wanted.temperature
         return response
+
+    def count_prompt(self, request: Request) -> int:
+        """Return the number of tokens of a request's prompt, without answering it; raises Refused."""
+        place = self._place(request)
+        return len(place.new) + (len(place.parent.tokens) if place.parent else 0)
 
     def trajectories(
         self, prompt: Prompt, group_id: int, reward: Reward, numbers: dict[Turn, int] | None = None
@@ -302,20 +309,20 @@ class Session:
             return None, "these messages were sent before"
         return None, f"message {most_common} differs from earlier requests, or the tools or template arguments do"
 
-    def _until(self, response: Response, stop: Sequence[str]) -> Response:
-        """Return a response up to the token that completes one of the texts; servers stop at tokens only."""
+    def _until(self, response: Response, stop: Sequence[str]) -> tuple[Response, str | None]:
+        """Return a response up to the token that completes a stop text, and that text; servers stop at tokens only."""
         tokens = response.tokens.tolist()
 
-        def has_stop(size: int) -> bool:  # a special token may be a stop text or part of one
+        def stop_text(size: int) -> str | None:  # a special token may be a stop text or part of one
             texts = (self.tokenizer.decode(tokens[:size], special=special) for special in (True, False))
-            return any(_place_of_first(text, stop) is not None for text in texts)
+            return next((found[1] for text in texts if (found := _first(text, stop))), None)
 
-        if not stop or not has_stop(len(tokens)):
-            return response
-        n = bisect.bisect_left(range(len(tokens)), True, key=has_stop)
+        if not stop or not stop_text(len(tokens)):
+            return response, None
+        n = bisect.bisect_left(range(len(tokens)), True, key=lambda size: stop_text(size) is not None)
         cut = response.cut(n)
         cut.finish_reason = FinishReason.STOP
-        return cut
+        return cut, stop_text(n)
 
     async def _answer(self, request: Request, response: Response, number: int) -> dict[str, Any]:
         """Return the assistant's message of a response."""
@@ -325,7 +332,7 @@ class Session:
             tokens = tokens[:-1]
         # families mark their tool calls with special tokens
         text = self.tokenizer.decode(tokens, special=bool(tools))
-        text = text[: _place_of_first(text, request.stop)]
+        text = text[: found[0] if (found := _first(text, request.stop)) else None]
         calls: list[tuple[str, Any]] = []
         if tools and self.parse_tools is not None:
             text, calls = await self.parse_tools(text, tools)
@@ -338,9 +345,9 @@ class Session:
         return message
 
 
-def _place_of_first(text: str, words: Sequence[str]) -> int | None:
-    """Return the start of the first of these words in a text, None if it has none."""
-    return min((place for word in words if (place := text.find(word)) >= 0), default=None)
+def _first(text: str, words: Sequence[str]) -> tuple[int, str] | None:
+    """Return the start of the first of these words in a text, and the word; None if the text has none."""
+    return min(((place, word) for word in words if (place := text.find(word)) >= 0), default=None)
 
 
 def _canonical(message: Message) -> dict[str, Any]:

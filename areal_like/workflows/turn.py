@@ -24,7 +24,7 @@ class Turn:
     `messages` is the conversation with the answer; `why` explains `continuity`. `follows` is the turn that a
     conversation with other tokens continues, for example the turn that wrote its summary. `delivered` is False if the
     connection closed before the answer was sent, True if the answer was sent or the conversation continues it. `start`
-    is the part of the answer's message that the request had.
+    is the part of the answer's message that the request had. `stopped_by` is the stop text that ended the response.
     """
 
     parent: Turn | None
@@ -38,6 +38,7 @@ class Turn:
     delivered: bool | None = None
     images: Images = ()
     start: str = ""
+    stopped_by: str | None = None
 
     @property
     def text(self) -> str:

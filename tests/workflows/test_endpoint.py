@@ -134,7 +134,7 @@ def test_messages_of_anthropic_are_the_same_conversation():
         ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking: the chat template decides"),
         ({"temperature": 0}, "temperature: 0.0 cannot be trained on"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "is image: the run generates from text"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0..role: Input should be 'user' or 'assistant'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0..role: Input should be 'user', 'assistant'"),
         ({"tools": [{"name": "add"}]}, "input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' constrains"),
         ({"container": "x"}, "container is not supported"),

@@ -156,7 +156,7 @@ REFUSED = [
     ({"tools": [{**TOOL, "parameters": {"type": "money"}}]}, "the arguments of a tool are an object"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"max_output_tokens": "many"}, "max_output_tokens"),
-    ({"reasoning": {"effort": "low"}}, "reasoning: the chat template decides"),
+    ({"reasoning": {"effort": "low", "mode": "x"}}, r"reasoning\.mode is not supported"),
     ({"text": {"format": {"type": "json_schema"}}}, "response_format|text"),
     ({"text": {"verbosity": "low"}}, r"text\.verbosity is not supported"),
     ({"conversation": "x"}, "conversation is not supported"),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import AfterValidator, Field, NonNegativeInt
 
 from areal_like.config.schema.ignored import Ignored, ignored_if
 from areal_like.config.schema.mcp import McpServerConfig
@@ -73,6 +73,15 @@ class GenerationConfig(Section):
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+_ANSWERED = ("messages", "input", "system", "instructions", "previous_response_id", "tools", "model", "stream")
+
+
+def _ignorable(name: str) -> str:
+    if not name or name in _ANSWERED:
+        raise ValueError(f"a field that a request can do without, so none of {', '.join(_ANSWERED)}")
+    return name
+
+
 class EpisodeConfig(Section):
     """Limits of an episode of `workflow`."""
 
@@ -123,6 +132,10 @@ class EpisodeConfig(Section):
     models: list[Annotated[str, Field(min_length=1)]] = Field(["policy", "default"], min_length=1)
     """Names that requests may give the model, where `*` stands for any text; another name gets status 404. A request
     without a name is accepted."""
+    ignored_fields: list[Annotated[str, AfterValidator(_ignorable)]] = Field([])
+    """Fields of requests to ignore instead of rejecting them, such as `thinking`; `a.b` is the field `b` of the object
+    `a`. Fields that do not change the answer are always ignored ([both
+    lists](workflows.md#supported-request-fields))."""
     tool_call_parser: str | None = None
     """SGLang's name of the model family's tool-call format, such as `qwen25`; null: requests with tools are refused."""
     sandbox: SandboxConfig | None = None
