@@ -11,8 +11,9 @@ from areal_like.workflows.continued_answers import merge_answers
 from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import ImageBlock, content_of
 from areal_like.workflows.openai_requests import BLOCKS, JsonSchema, StopText, Text, Texts, check_fields
+from areal_like.workflows.refusal import Refused
 from areal_like.workflows.replies import MODEL, error_content
-from areal_like.workflows.session import Refused, Session
+from areal_like.workflows.session import Session
 from areal_like.workflows.turn import Turn
 
 type _Shown = Annotated[Text | ImageBlock, Field(discriminator="type")]

@@ -19,8 +19,9 @@ from areal_like.workflows.chat_completions import ChatCompletion
 from areal_like.workflows.conversation import MOST_LEVELS, is_too_deep
 from areal_like.workflows.ignored_fields import without_ignored, without_inert
 from areal_like.workflows.openai_requests import read_request
+from areal_like.workflows.refusal import Refused
 from areal_like.workflows.replies import MODEL, UNKNOWN_KEY, Reply, error_reply, json_reply
-from areal_like.workflows.session import Refused, Request, Session
+from areal_like.workflows.session import Request, Session
 from areal_like.workflows.streams import EVENT_STREAM, Dialect, Stream
 from areal_like.workflows.turn import Turn
 

@@ -16,7 +16,8 @@ from areal_like.workflows.continued_answers import find_problem
 from areal_like.workflows.conversation import Context, Message, parsed_arguments
 from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
-from areal_like.workflows.session import Refused, Request, Session
+from areal_like.workflows.refusal import Refused
+from areal_like.workflows.session import Request, Session
 
 _OF_THE_REQUEST = {
     *("self", "messages", "conversations", "tools", "chat_template", "add_generation_prompt"),

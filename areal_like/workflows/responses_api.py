@@ -13,8 +13,9 @@ from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.ignored_fields import DEFAULTS, check_default
 from areal_like.workflows.image_parts import InputImage, content_of
 from areal_like.workflows.openai_requests import Count, JsonSchema, check_fields
+from areal_like.workflows.refusal import Refused
 from areal_like.workflows.replies import MODEL
-from areal_like.workflows.session import Refused, Session
+from areal_like.workflows.session import Session
 from areal_like.workflows.turn import Turn
 
 _ANSWER = re.compile(r"resp_(\d+)(i?)")  # the number of the request; `i` if its first message is its instructions

@@ -23,6 +23,7 @@ from areal_like.workflows.compaction import find_summary
 from areal_like.workflows.continued_answers import start_of, with_answer
 from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
 from areal_like.workflows.progress import Progress
+from areal_like.workflows.refusal import Refused as Refused
 from areal_like.workflows.turn import Turn, join_turns
 
 
@@ -39,16 +40,6 @@ class Sample(Protocol):
 
 type ParseTools = Callable[[str, Sequence[dict[str, Any]]], Coroutine[Any, Any, tuple[str, list[tuple[str, Any]]]]]
 """From a response's text and the tools to what is left of the text, and name and arguments of each call."""
-
-
-class Refused(Exception):
-    """A request that cannot be answered: `param` is the field, `code` is for programs, `status` is HTTP's."""
-
-    def __init__(
-        self, message: str, param: str | None = None, code: str = "unsupported_value", status: int = 400
-    ) -> None:
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from areal_like.errors import RunError
 from areal_like.workflows.attempts import Attempt
-from areal_like.workflows.session import Refused, Request, Session
+from areal_like.workflows.refusal import Refused
+from areal_like.workflows.session import Request, Session
 from areal_like.workflows.turn import Turn
 from areal_like.workflows.visible_text import VisibleText
 
