@@ -159,8 +159,15 @@ class Session:
             raise
         messages = with_answer(request.messages, answer)
         about = (messages, request.context, place.continuity, place.why, place.follows)
-        turn = Turn(parent, tokens[len(earlier) :], response, *about, images=images, start=start_of(request.messages))
-        turn.stopped_by = stopped_by
+        turn = Turn(
+            parent,
+            tokens[len(earlier) :],
+            response,
+            *about,
+            images=images,
+            start=start_of(request.messages),
+            stopped_by=stopped_by,
+        )
         self.turns.append(turn)
         return turn
 

@@ -21,6 +21,7 @@ from scripted import says, session
 
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
+from areal_like.data.tokenizer import Tokenizer
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.ignored_fields import DEFAULTS, INERT
@@ -170,7 +171,8 @@ def test_a_part_of_a_field_can_be_ignored():
 )
 def test_effort_reaches_templates_that_read_it(path, field, value):
     own, model = recorded_session()
-    own.tokenizer._template = "{{ reasoning_effort }}{{ messages[0].content }}"
+    plain = own.tokenizer
+    own.tokenizer = Tokenizer(plain.backend, plain.eos_token_ids, "{{ reasoning_effort }}{{ messages[0].content }}")
     assert send(own, path, APIS[path] | {field: value})[0] == 200
     assert own.tokenizer.decode(model.asked[0]) == "lowx"
 
