@@ -25,17 +25,17 @@ async def run(row, client):
     }
     command = shlex.split(os.environ["AGENT_COMMAND"])
     environment = os.environ | address | without_proxy(urlsplit(url).hostname, os.environ)
-    agent = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environment, process_group=0
-    )
-    errors = Errors(agent.stderr)
-    try:
-        output = await exchange(agent, json.dumps(row).encode())
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(agent.pid, signal.SIGKILL)  # ends its children too
-        await agent.wait()
-    last = await errors.last_line()
+    async with Errors() as errors:
+        agent = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=errors.pipe, env=environment, process_group=0
+        )
+        try:
+            output = await exchange(agent, json.dumps(row).encode())
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(agent.pid, signal.SIGKILL)  # ends its children too
+            await agent.wait()
+        last = await errors.last_line()
     if agent.returncode:
         raise RuntimeError(f"the agent ended with exit code {agent.returncode}: {last}")
     try:
@@ -64,11 +64,28 @@ async def exchange(agent, row):
 
 
 class Errors:
-    """The standard error of an agent: copied to the workflow's, with its last line."""
+    """The standard error of an agent: copied to the workflow's, with its last line.
 
-    def __init__(self, stream):
-        self._end = b""
+    The pipe is not asyncio's, whose `wait` also waits for processes that left the agent's group and hold the pipe.
+    """
+
+    async def __aenter__(self):
+        self._end, stream = b"", asyncio.StreamReader()
+        end, self.pipe = os.pipe()
+        protocol = asyncio.StreamReaderProtocol(stream)
+        self._reading, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(end, "rb", 0))
         self._copying = asyncio.create_task(self._copy(stream))
+        return self
+
+    async def __aexit__(self, *_):
+        self._copying.cancel()
+        self._reading.close()
+        self._close_pipe()
+
+    def _close_pipe(self):
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
 
     async def _copy(self, stream):
         while part := await stream.read(65536):
@@ -76,8 +93,8 @@ class Errors:
             self._end = (self._end + part)[-4096:]
 
     async def last_line(self):
-        """Return the last line; a process that has left the agent's group may hold the stream open."""
+        """Return the last line, after the end of the agent; another process may hold the pipe open."""
+        self._close_pipe()
         await asyncio.wait([self._copying], timeout=1)
-        self._copying.cancel()
         lines = self._end.decode(errors="replace").strip().splitlines()
         return lines[-1][:500] if lines else "(it printed nothing on standard error)"
