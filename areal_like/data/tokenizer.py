@@ -145,6 +145,8 @@ class Tokenizer:
 
         In families without one, such as GLM-4, it is the end token that starts the next message.
         """
+        if not self._templates:  # PLAIN_TEMPLATE has no such token
+            return None
         turn = [{"role": "user", "content": "1 + 1 = ?"}, {"role": "assistant", "content": _MARK}]
         if (end := self._token_after_mark(turn)) is not None:
             return end

@@ -44,7 +44,6 @@ def answers(body: Body, masks: list[Any] | None, logprobs: list[float]) -> list[
 def responses(
     samplings: list[Sampling],
     masks: list[Any] | None,
-    clients: int = 0,
     logprobs: tuple[float, ...] = (-0.5, -0.25, 0.0),
 ) -> tuple[list[Response], Any]:
     """What a server's answers become, and the request that it got."""
@@ -54,17 +53,16 @@ def responses(
             return answers(body, masks, list(logprobs))
 
         server = FakeServer(generate)
-        async with open_pool(server, clients) as pool:
+        async with open_pool(server) as pool:
             made = await asyncio.gather(*(pool.sample([1, 2], sampling) for sampling in samplings))
         return made, server.bodies("/generate")
 
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("clients", [0, 1])
-def test_ids_are_asked_for_and_kept_where_sampling_is_cut(clients):
+def test_ids_are_asked_for_and_kept_where_sampling_is_cut():
     masks = [[3, 9], [4], [1, 2, 5, 7]]
-    (cut, whole), bodies = responses([CUT, Sampling(max_new_tokens=3)], masks, clients)
+    (cut, whole), bodies = responses([CUT, Sampling(max_new_tokens=3)], masks)
     asked = [flag for body in bodies for flag in body.get("return_sampling_mask") or [False] * len(body["input_ids"])]
     assert sorted(asked) == [False, True]
     params = [params for body in bodies for params in body["sampling_params"]]

@@ -112,7 +112,7 @@ def test_servers_are_asked_for_the_sampling_of_each_set(write):
 
     async def run(sampling):
         server = FakeServer(answer)
-        async with open_pool(server, 0) as pool:
+        async with open_pool(server) as pool:
             await pool.sample([1, 2], sampling)
         (body,) = server.bodies("/generate")
         return body
