@@ -15,6 +15,7 @@ from areal_like.metrics.advice import Advice, Layout
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
+from areal_like.metrics.waiting import WaitingNotes
 from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
@@ -38,7 +39,7 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
 
 def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
     """Return what takes the numbers of each step; those of `void_from` and later steps so far are void."""
-    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
+    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view), waiting_notes(job, view)]
 
 
 @contextmanager
@@ -56,6 +57,11 @@ def recording(record: Record) -> Iterator[None]:
         raise
     finally:
         record.close()
+
+
+def waiting_notes(job: Job, view: View) -> WaitingNotes:
+    """Return the notes on dropped groups and a waiting trainer."""
+    return WaitingNotes(job.config.train_dataset.batch_size, bool(job.config.workflows), view.say)
 
 
 def advice(job: Job, view: View) -> list[Advice]:

@@ -1,5 +1,6 @@
 """Supervised training on reference answers before reinforcement learning, through the same trainer."""
 
+import time
 from collections.abc import Sequence
 from itertools import islice
 
@@ -14,6 +15,8 @@ from areal_like.metrics.console import View
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, LossSpec, Prompt
 
+SHOW_S = 5.0  # between two lines of progress
+
 
 async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     """Train until the expected evaluation reward is reached, or for `warm_start.steps` optimizer steps.
@@ -24,6 +27,10 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     if config is None:
         return
     training = iter(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed))
+    shown = time.monotonic()
+    view.say(
+        f"warm start on reference answers: at most {config.steps} steps, until the reward is {config.target_reward:g}"
+    )
     test = _examples(job.valid_prompts, job.tokenizer)
     with view.doing("warm start", config.steps) as advance:
         for step in range(1, config.steps + 1):
@@ -32,6 +39,11 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
             advance()
             if step % config.check_every == 0 or step == config.steps:
                 reward = await expected_reward(trainer, test, temperature)
+                if time.monotonic() - shown >= SHOW_S:
+                    view.say(
+                        f"warm start: step {step} of at most {config.steps}, expected evaluation reward {reward:.3f}"
+                    )
+                    shown = time.monotonic()
                 if reward >= config.target_reward:
                     break
     view.say(f"warm start: expected evaluation reward {reward:.3f} after {step} steps")

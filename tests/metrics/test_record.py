@@ -47,7 +47,7 @@ def test_a_piped_table_has_one_line_per_step(tmp_path: Path, capsys: pytest.Capt
     assert [line.startswith("Each row is a step: mean reward") for line in explained].count(True) == 1
     first, second = lines[lines.index(header) + 1 : lines.index(header) + 3]
     assert len(first) == len(second) == len(header)  # columns stay below their names, where a value is missing too
-    assert first.split()[:6] == ["1", "0.500", "-0.0100", "0.00002", "1.500", "0.020"]
+    assert first.split()[:6] == ["1", "0.500", "-0.01", "2e-05", "1.500", "0.020"]
     assert second.split()[:3] == ["2", "0.500", "0.750"]
 
 

@@ -1,0 +1,72 @@
+"""One line on the console when a run wastes most of its time: most groups are dropped, or the trainer waits."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+REPEAT_S = 600.0  # at least, between two lines
+MOST = 0.5  # share of the groups, or of a step's time
+CLEAR = 0.25  # share of a step that a queue must take to be the cause
+
+
+@dataclass(eq=False)
+class WaitingNotes:
+    """A sink for a run's metrics that reports the cause of waiting, and the key to change, through `say`.
+
+    `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes. The first step of
+    an attempt is left out, because it starts with empty queues.
+    """
+
+    groups: int
+    agents: bool
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _said: float | None = field(default=None, init=False)
+    _steps: int = field(default=0, init=False)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add a step's metrics."""
+        if "seconds/step" not in scalars:  # those of an evaluation
+            return
+        self._steps += 1
+        if self._steps == 1 or (self._said is not None and self.clock() - self._said < REPEAT_S):
+            return
+        if words := explain(scalars, self.groups, agents=self.agents):
+            self._said = self.clock()
+            self.say(f"step {step}: {words}")
+
+    def close(self) -> None:
+        """Do nothing, because nothing is open."""
+
+
+def explain(scalars: Mapping[str, float], groups: int, *, agents: bool) -> str | None:
+    """Return the waste of a step, its cause and the key to change, or None where neither limit is exceeded."""
+    dropped = scalars.get("rollout/dropped_groups", 0.0)
+    if dropped > MOST * (dropped + groups):
+        return (
+            f"{dropped:.0f} of {dropped + groups:.0f} groups were dropped, mostly because all rewards of a group are "
+            "equal. Use prompts of another difficulty (train_dataset.curriculum), or raise gconfig.n_samples"
+        )
+    seconds = scalars["seconds/step"]
+    waited = scalars.get("seconds/wait_for_rollouts", 0.0)
+    if waited <= MOST * seconds:
+        return None
+    return f"the trainer waited for rollouts for {waited / seconds:.0%} of the step: {_cause(scalars, agents=agents)}"
+
+
+def _cause(scalars: Mapping[str, float], *, agents: bool) -> str:
+    seconds, idle = scalars["seconds/step"], scalars.get("idle/servers", 0.0)
+    if scalars.get("reward/queue_seconds_mean", 0.0) > CLEAR * seconds:
+        return "rewards are slow, and responses wait for a free reward process. Raise reward.workers"
+    if scalars.get("rollout/queue_seconds_mean", 0.0) > CLEAR * seconds:
+        return "requests wait for the servers. Give the servers more GPUs (rollout.backend)"
+    if idle > MOST:
+        if agents:
+            return (
+                "agents or their tools are slow, and the servers are idle. Raise rollout.max_concurrent_rollouts or "
+                "rollout.max_head_offpolicyness"
+            )
+        return "the servers have few requests. Raise rollout.max_head_offpolicyness or train_dataset.batch_size"
+    if scalars.get("rollout/longest_seconds", 0.0) > MOST * seconds:
+        return "a few long responses delay the step. Lower gconfig.max_new_tokens, or set rollout.oversampling"
+    return "the servers are slower than the trainer. Give the servers more GPUs (rollout.backend)"
