@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
@@ -11,15 +12,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal_like.cluster.head import head_url
 from areal_like.cluster.lifetime import ignore_interrupts
-from areal_like.errors import ClusterError
+from areal_like.cluster.ray_thread import RayThread
+from areal_like.cluster.signals import renew_handlers
+from areal_like.errors import ClusterError, private
 
 if TYPE_CHECKING:  # every worker imports this module
     from areal_like.config.schema import SchedulerConfig
@@ -29,6 +32,8 @@ CONNECT_LIMIT_S = 10.0
 DISCONNECT_LIMIT_S = 5.0
 NODE_LIMIT_S = 120.0  # in which a private cluster's node must be up; Ray's own limit is 30 s
 NODE_POLL_S = 0.2
+POLL_S = 0.05  # between two looks at the thread that starts Ray
+KEPT_LOG_BYTES = 1 << 20  # of each log of a Ray that did not start
 # Ray reads these on import, once per process.
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -49,34 +54,89 @@ _EXISTING_SETTINGS = {"RAY_NUM_REDIS_GET_RETRIES": "2"}  # the default tries for
 
 
 @contextmanager
-def ray_cluster(scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path) -> Iterator[None]:
+def ray_cluster(
+    scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path, log_dir: Path | None = None
+) -> Iterator[None]:
     """Connect to Ray inside the block; a private cluster ends with the block.
 
     A private cluster has `n_slots` CPUs, whatever the machine has, all of its GPUs if `uses_gpus`, and keeps its files
-    in `directory`. Raises ClusterError if Ray cannot be started or reached.
+    in `directory`; if it does not start, its logs are copied to `log_dir`. Raises ClusterError if Ray cannot be started
+    or reached within `scheduler.startup_timeout_s`.
     """
+    with _connecting(scheduler, n_slots, uses_gpus, directory, log_dir) as thread:
+        with _explain_failures(scheduler, directory, log_dir):
+            while not thread.ready(POLL_S):
+                pass
+        yield
+
+
+@asynccontextmanager
+async def ray_cluster_of_run(
+    scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path, log_dir: Path
+) -> AsyncIterator[None]:
+    """Do as `ray_cluster`, in an event loop that stays responsive during the start, so that signals cancel it."""
+    with _connecting(scheduler, n_slots, uses_gpus, directory, log_dir) as thread:
+        with _explain_failures(scheduler, directory, log_dir):
+            while not thread.ready():
+                await asyncio.sleep(POLL_S)
+                renew_handlers()
+        renew_handlers()
+        yield
+
+
+@contextmanager
+def _connecting(
+    scheduler: SchedulerConfig, n_slots: int, uses_gpus: bool, directory: Path, log_dir: Path | None
+) -> Iterator[RayThread]:
+    """Start Ray in a thread, and stop it at the end of the block."""
     local = scheduler.type == "local"
     _configure(_SETTINGS | (_LOCAL_SETTINGS if local else _EXISTING_SETTINGS))
     if not local and (problem := address_problem(scheduler.address)):
         raise ClusterError(f"scheduler.address: {'; '.join(problem)}")
     import ray
 
-    place = "the private Ray cluster" if local else f"the Ray cluster at {scheduler.address} (scheduler.address)"
-    try:
+    def start() -> None:
         if local:
             _start_private(n_slots, uses_gpus, directory)
         else:
             ray.init(_resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises Exception itself if its node is not up in time
-        raise ClusterError(f"{place} did not accept this run: {_reason(error)}") from error
+
+    thread = RayThread(start, ray.shutdown if local else _disconnect, scheduler.startup_timeout_s)
     try:
-        yield
+        yield thread
     finally:
         with ignore_interrupts():
-            if local:
-                ray.shutdown()
-            else:
-                _disconnect()
+            thread.end(DISCONNECT_LIMIT_S if local else 3 * DISCONNECT_LIMIT_S)
+
+
+@contextmanager
+def _explain_failures(scheduler: SchedulerConfig, directory: Path, log_dir: Path | None) -> Iterator[None]:
+    """Raise failures to start Ray as ClusterErrors that name its logs."""
+    local = scheduler.type == "local"
+    place = "the private Ray cluster" if local else f"the Ray cluster at {scheduler.address} (scheduler.address)"
+    try:
+        yield
+    except Exception as error:  # Ray raises Exception itself if its node is not up in time
+        limit = f"it was not ready within {scheduler.startup_timeout_s:g} s (scheduler.startup_timeout_s)"
+        reason = limit if isinstance(error, TimeoutError) else _reason(error)
+        logs = _keep_logs(directory, log_dir / "ray") if local and log_dir else None
+        where = f"\n  its output: {logs}" if logs else ""
+        raise ClusterError(f"{place} did not accept this run: {reason}{where}") from error
+
+
+def _keep_logs(directory: Path, target: Path) -> Path | None:
+    """Copy the last lines of Ray's logs, which are removed with the run; return their directory, None without any."""
+    kept = None
+    for file in sorted((directory / "ray").glob("session_2*/logs/*")):
+        with suppress(OSError):
+            if file.is_file() and (size := file.stat().st_size):
+                target.mkdir(parents=True, exist_ok=True)
+                with file.open("rb") as opened:
+                    opened.seek(max(0, size - KEPT_LOG_BYTES))
+                    with open(target / file.name, "wb", opener=private) as copy:
+                        copy.write(opened.read(KEPT_LOG_BYTES))
+                kept = target
+    return kept
 
 
 def _start_private(n_slots: int, uses_gpus: bool, directory: Path) -> None:

@@ -23,6 +23,7 @@ from areal_like.errors import ClusterError
 if TYPE_CHECKING:
     from allocation.plan import Device, Plan
 
+CONNECT_S = 20.0  # for a connection to Ray, whose own limit is a minute and more
 ASK_LIMIT_S = 120.0  # for Ray's import, its connection and the answer
 
 type Amounts = Mapping[str, float]
@@ -130,12 +131,15 @@ def _ask(address: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the cluster's resources, or the reason why they are unknown."""
-    scheduler = SchedulerConfig(type="ray", address=sys.argv[1])
+    scheduler = SchedulerConfig(type="ray", address=sys.argv[1], startup_timeout_s=CONNECT_S)
     try:
         with ray_cluster(scheduler, n_slots=0, uses_gpus=False, directory=Path()):
             print(json.dumps(cluster_resources()))
     except ClusterError as error:
-        print(json.dumps({"problem": str(error)}))
+        late = f"the Ray cluster at {scheduler.address} did not accept a connection within {CONNECT_S:g} s"
+        print(json.dumps({"problem": late if isinstance(error.__cause__, TimeoutError) else str(error)}))
+    sys.stdout.flush()
+    os._exit(0)  # a connection that hangs would delay the exit
 
 
 if __name__ == "__main__":

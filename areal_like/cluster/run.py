@@ -27,7 +27,7 @@ from areal_like.cluster.placement import (
     place,
     ray_errors,
 )
-from areal_like.cluster.ray_cluster import ray_cluster
+from areal_like.cluster.ray_cluster import ray_cluster_of_run
 from areal_like.cluster.sent_files import send_missing
 from areal_like.cluster.shared_files import NOTHING_SHARED, Sharing, check_shared
 from areal_like.cluster.signals import signals_cancel
@@ -240,10 +240,13 @@ async def run_cluster(
     limit_s = scheduler.startup_timeout_s
     with (
         run_lifetime(run_id, shared_dir, lock=lock, ports=ports) as directory,
-        ray_cluster(scheduler, n_slots=len(plan.devices), uses_gpus=uses_gpus, directory=directory),
         signals_cancel(),
     ):
-        async with place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement:
+        slots = len(plan.devices)
+        async with (
+            ray_cluster_of_run(scheduler, n_slots=slots, uses_gpus=uses_gpus, directory=directory, log_dir=log_dir),
+            place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement,
+        ):
             cluster = Cluster(
                 *(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir),
                 ports=ports,
