@@ -1,5 +1,7 @@
 """The command line of a run: `SCRIPT --config FILE [--dry-run] key=value ...`."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -76,15 +78,25 @@ def _describe_plan(job: Job) -> Table:
     return table
 
 
+def _describe_end(how: str, stopped: BaseException, loaded: LoadedConfig) -> str:
+    """Return the message about a run that a signal ended, with the same command, if it resumes the run."""
+    lines = [f"{how}. Every process of the run has ended.", *getattr(stopped, "__notes__", ())]
+    if loaded.config.recover.mode != "off":
+        program = ["python"] if sys.argv[0].endswith(".py") else []
+        name = [] if program else [Path(sys.argv[0]).name]
+        lines.append(f"Continue with: {shlex.join([*program, *(name or sys.argv[:1]), *sys.argv[1:]])}")
+    return "\n".join(lines)
+
+
 def _train(loaded: LoadedConfig) -> int:
     """Train and report; returns the exit code."""
     try:
         train(loaded)
-    except KeyboardInterrupt:
-        complain(["Interrupted. Every process of the run has ended."])
+    except KeyboardInterrupt as stopped:
+        complain([_describe_end("Interrupted", stopped, loaded)])
         return INTERRUPTED
-    except SystemExit:
-        complain(["Terminated. Every process of the run has ended."])
+    except SystemExit as stopped:
+        complain([_describe_end("Terminated", stopped, loaded)])
         raise
     except RunError as error:
         complain(["\n".join([f"The run failed: {error}", *getattr(error, "__notes__", ())])])

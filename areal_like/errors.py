@@ -103,6 +103,20 @@ class CheckpointError(RunError):
     """A run cannot resume from its checkpoints; the message names the file and the fix."""
 
 
+PRIVATE_UMASK = 0o077
+"""The rule for a run's directory: its owner alone may use its files (0600) and folders (0700)."""
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Let only their owner use the files that this process and the processes that it starts create in the block."""
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def private(path: str, flags: int) -> int:
     """Open a file that its owner alone may read, as an `opener`: configuration and output may be secret."""
     return os.open(path, flags, 0o600)

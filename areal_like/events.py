@@ -1,7 +1,8 @@
 """Events: spans of time in lanes, noted where they are known anyway, kept by the run's record.
 
 A lane is who did it (`controller`, `actor 0`, `server 1`), a name what (`training`, `generating`); times are seconds
-since the epoch. Without a log that `recording` has opened around the run, nothing is noted.
+since the epoch, by a clock that never jumps. Without a log that `recording` has opened around the run, nothing is
+noted.
 """
 
 import time
@@ -9,6 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+
+_BEGAN = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Return the seconds since the epoch by a clock that starts as the host's and never jumps."""
+    return _BEGAN + time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -35,11 +43,11 @@ class EventLog:
 
     def turn(self, lane: str, name: str | None) -> None:
         """Note that a lane does `name` from now on, or nothing."""
-        now = time.time()
+        present = now()
         if before := self._under_way.pop(lane, None):
-            self.note(lane, before[0], before[1], now)
+            self.note(lane, before[0], before[1], present)
         if name is not None:
-            self._under_way[lane] = (name, now)
+            self._under_way[lane] = (name, present)
 
     def drain(self) -> list[Event]:
         """Return all events so far, once; an event in progress is cut here and continues."""
@@ -65,7 +73,7 @@ def recording(log: EventLog) -> Iterator[None]:
 @contextmanager
 def span(lane: str, name: str, **ids: int) -> Iterator[None]:
     """Note the body."""
-    start = time.time()
+    start = now()
     try:
         yield
     finally:
@@ -75,7 +83,7 @@ def span(lane: str, name: str, **ids: int) -> Iterator[None]:
 def note(lane: str, name: str, start: float, **ids: int) -> None:
     """Note what began at `start` and ends now."""
     if log := _log.get():
-        log.note(lane, name, start, time.time(), **ids)
+        log.note(lane, name, start, now(), **ids)
 
 
 def turn(lane: str, name: str | None) -> None:

@@ -28,6 +28,7 @@ LISTEN = "0A"  # a state in /proc/net/tcp, proc_pid_net(5)
 SMALL = (
     "experiment_name=test",
     "trial_name=run",
+    "recover.mode=off",
     "train_dataset.batch_size=4",
     "train_dataset.arithmetic.size=64",
     "valid_dataset.arithmetic.size=64",

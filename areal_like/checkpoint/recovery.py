@@ -91,6 +91,11 @@ class Recovery:
 
         self._writing = tasks.create_task(write(), name=f"checkpoint {state.version}")
 
+    async def wait_for_write(self) -> None:
+        """Wait until the checkpoint in progress is complete; raise CheckpointError if it fails."""
+        if self._writing is not None:
+            await self._writing
+
     async def settle(self) -> None:
         """Wait until cancelled calls have stopped writing; raise CheckpointError if one hangs."""
         async with self._limit("the last checkpoint or line of the journal", self.config.timeout_s):

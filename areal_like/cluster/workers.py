@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,8 @@ from areal_like.cluster.caches import keep_caches
 from areal_like.cluster.lifetime import Caretaker, end_with_run, join_run, local_interface
 from areal_like.cluster.ports import PORTS_VARIABLE
 from areal_like.cluster.ray_cluster import LOOPBACK
-from areal_like.errors import WorkerError, private
-from areal_like.events import note
+from areal_like.errors import PRIVATE_UMASK, WorkerError, private
+from areal_like.events import note, now
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -39,6 +38,7 @@ class Worker:
         self, run_id: str, host: str, gpus: str, log_file: Path, cache_dir: str | None, ports: str | None = None
     ) -> None:
         self._run_id = run_id
+        os.umask(PRIVATE_UMASK)  # Ray on an existing cluster has its own
         join_run(run_id)
         if ports:
             os.environ[PORTS_VARIABLE] = ports
@@ -192,7 +192,7 @@ class WorkerGroup:
 
     def _note(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> None:
         """Record when each member finishes a call that starts now."""
-        start = time.time()
+        start = now()
 
         def note_end(member: Member, _: asyncio.Future[Any]) -> None:
             note(f"{self.role} {member.rank}", phase, start)
@@ -223,7 +223,20 @@ def _failures(waits: Mapping[Member, asyncio.Future[Any]]) -> Failures:
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
+_RAY_ENDED = re.compile(
+    r"owner (has )?(died|exited)|raylet|(node|host) (is dead|has died|died|was dead)", re.IGNORECASE
+)
+
+
 def _death(error: BaseException) -> str:
-    """Describe the end of a process as Ray reports it, without Ray's advice."""
+    """Describe the end of a process as Ray reports it, without Ray's advice.
+
+    Ray's raylet ends when its dashboard agent does, and then names the owner of an actor, which users do not know.
+    """
+    if _RAY_ENDED.search(str(error)):
+        return (
+            "Ray's own processes on its host have ended (raylet, or the dashboard agent with which raylet ends). They "
+            "were killed, or the host has too little memory"
+        )
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", str(error), re.DOTALL)
     return f"the process died ({detail[1].strip() if detail else str(error).strip().splitlines()[0]})"

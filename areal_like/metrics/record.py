@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.errors import RecordError, private, writing
-from areal_like.events import Event, EventLog, recording, span
+from areal_like.events import Event, EventLog, now, recording, span
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
 from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
@@ -49,7 +48,7 @@ class Record:
         self.directory = directory
         self._title = title
         self._view = view
-        self._about = {"title": title, "started": time.time(), **(about or {})}
+        self._about = {"title": title, "started": now(), **(about or {})}
         with writing(directory / ABOUT_FILE), open(directory / ABOUT_FILE, "w", opener=private) as file:
             file.write(json.dumps(self._about, indent=1) + "\n")
         self._writer, self._log, self._events = Writer(), EventLog(), EventFile(directory)
@@ -65,7 +64,7 @@ class Record:
         self._last = 0
         self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
-        self._step_began = time.time()
+        self._step_began = now()
 
     def recording(self) -> AbstractContextManager[None]:
         """Record events (`areal_like.events`) of the body and of tasks that it starts."""
@@ -80,11 +79,11 @@ class Record:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time the body as a phase of the current step."""
-        start = time.time()
+        start = now()
         try:
             yield
         finally:
-            self._log.note(CONTROLLER, name, start, time.time(), step=self._last + 1)
+            self._log.note(CONTROLLER, name, start, now(), step=self._last + 1)
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the Hugging Face checkpoint of `step`."""
@@ -256,7 +255,7 @@ class Record:
 
     def end(self, how: str) -> None:
         """Record how the run ended; failures to write are ignored."""
-        self._log.note("run", how, self._about["started"], time.time())
+        self._log.note("run", how, self._about["started"], now())
         with suppress(RecordError):
             self._drain()
 
@@ -265,7 +264,7 @@ class Record:
         events = self._log.drain()
         self._writer.do(partial(self._optional, EVENTS_FILE, partial(self._events.write, events)))
         self._on_page(lambda page: page.events(events))
-        self._step_began = time.time()
+        self._step_began = now()
         return events
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:

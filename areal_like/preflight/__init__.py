@@ -19,12 +19,13 @@ from areal_like.preflight.model import find_model
 from areal_like.preflight.options import check_options
 from areal_like.preflight.overrides import try_overrides
 from areal_like.preflight.policies import PolicyView, PolicyViews
-from areal_like.preflight.resume import check_name, check_resume, find_layouts
+from areal_like.preflight.resume import check_resume, find_layouts
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.router_replay import check_router_replay, find_routes
 from areal_like.preflight.several_adapters import check_several_adapters
 from areal_like.preflight.sharing import check_sharing, describe_sharing
 from areal_like.preflight.teacher import check_teacher
+from areal_like.preflight.unnamed import name_unfinished
 from areal_like.preflight.view import view_roles
 from areal_like.preflight.workflow import check_workflow
 
@@ -47,7 +48,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
 
     A dry run is only warned where the environment names no cluster, as it may be made in another one than the run's.
     """
-    config = loaded.config
+    config = name_unfinished(loaded)
     device = device_of(config.device)
     spec, tokenizer, of_model = find_model(config)
     role_specs, of_roles = find_role_models(config, spec, tokenizer)
@@ -75,7 +76,6 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *check_sharing(config, device, plan),
         *check_host_memory(config, device, plan, {**role_specs, "actor": spec}),
         *check_workflow(config, dry_run=dry_run),
-        *check_name(loaded),
         *check_resume(config, train, plan, policies.steps),
         *policies.check_unused(device, plan),
     ]

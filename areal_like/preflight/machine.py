@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -82,11 +83,12 @@ def _is_installed(module: str) -> bool:
 def _directory(config: RunConfig) -> Iterator[Finding]:
     """Check that the run's directory can be created, and does not hold the files of others."""
     directory = config.run_dir
-    if not directory.is_dir():
-        above = next(parent for parent in (directory, *directory.parents) if parent.exists())
-        if not above.is_dir() or not os.access(above, os.W_OK):
-            message = f"{directory} cannot be created: {above} is not a writable directory"
-            yield finding("RUN-DIRECTORY-UNWRITABLE", "cluster.fileroot", message, "choose another fileroot")
+    above = next(parent for parent in (directory, *directory.parents) if os.path.lexists(parent))
+    if problem := _unusable(above):
+        message = f"{directory} cannot be used: {above} {problem}"
+        yield finding("RUN-DIRECTORY-UNWRITABLE", "cluster.fileroot", message, "choose another fileroot")
+        return
+    if above != directory:
         return
     if (directory / CONFIG_FILE).exists():
         if config.recover.mode != "off":
@@ -99,6 +101,23 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
     else:
         return
     yield finding(code, "trial_name", message, "choose another trial_name")
+
+
+def _unusable(directory: Path) -> str | None:
+    """Return why nothing can be created in an existing path, None if a new file can.
+
+    Access rights alone do not show a read-only mount, a full disk, or a path of /proc. A file without a name leaves
+    nothing behind.
+    """
+    if not directory.is_dir():
+        return "is not a directory, or is a link to a missing one"
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return "is not writable"
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        return f"cannot hold files: {error.strerror or error}"
+    return None
 
 
 def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
@@ -136,6 +155,15 @@ def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: 
         yield finding(code, key, message, help, severity=severity)
 
 
+def _cpu_fixes(config: RunConfig) -> Iterator[str]:
+    """Return all settings that a run with servers for GPUs needs on CPU."""
+    yield "device=cpu"
+    if config.sglang.attention_backend not in (None, "torch_native"):
+        yield "sglang.attention_backend=torch_native"
+    if config.sglang.deterministic:
+        yield "sglang.deterministic=false"
+
+
 def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
     """Check that the layout fits a private cluster, which is this host alone."""
     if config.cluster.n_nodes > 1:
@@ -151,5 +179,5 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         key = "allocation_mode" if config.allocation_mode else fields
         counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
         message = f"the layout needs {asked} GPU{'s' * (asked > 1)}{counted}; this host has {present}"
-        help = f"use a smaller layout{lower}" if present else "write device=cpu"
+        help = f"use a smaller layout{lower}" if present else f"write {' '.join(_cpu_fixes(config))}"
         yield finding("RUN-MACHINE-GPUS", key, message, help)

@@ -17,7 +17,6 @@ from areal_like.checkpoint.restart import RESTART, lost_by_restart
 from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
 from areal_like.config.findings import finding
 from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
-from areal_like.config.load import THE_TIME, LoadedConfig
 from areal_like.config.schema import EngineConfig, RunConfig, TrainerRole
 from areal_like.config.secrets import mask
 from areal_like.data.dataset import fingerprints, training_steps
@@ -55,14 +54,6 @@ _MUST_STAY = (  # of megatron
     "use_distributed_optimizer",  # each form of its state is its own
     "train_mtp_layers",
 )
-
-
-def check_name(loaded: LoadedConfig) -> Iterator[Finding]:
-    """Check that a run that may be resumed has a name by which the same command finds it."""
-    if loaded.config.recover.mode != "off" and loaded.origins.place_of("trial_name") == THE_TIME:
-        message = "trial_name defaults to the start time, so the same command cannot find this run again (recover.mode)"
-        help = "write trial_name=first, for example"
-        yield finding("RUN-RESUME-NAME", "trial_name", message, help, severity=Severity.WARNING)
 
 
 def find_layouts(

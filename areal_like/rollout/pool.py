@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 
 from areal_like.errors import Fault
-from areal_like.events import note, span, turn
+from areal_like.events import note, now, span, turn
 from areal_like.images import Images
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.response import Response
@@ -229,7 +229,7 @@ class ServerPool:
                     self._faults[error.fault] += 1
                     if not isinstance(error, Unavailable):
                         raise
-                    failed_at = failed_at or time.time()
+                    failed_at = failed_at or now()
                     causes = [*causes, str(error)] if sample.length == before else [str(error)]
                     if len(causes) == MOST_TRIES:
                         told = "\n  ".join(causes)

@@ -17,6 +17,7 @@ from areal_like.run.directory import RunDirectory
 from areal_like.run.lost_nodes import find_layout, find_lost_devices, map_devices, regain, trainer_devices
 from areal_like.run.recording import open_sinks
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
+from areal_like.run.stopping import Stop
 from areal_like.run.trainer_restarts import Attempt, train_to_the_end
 from areal_like.run.training import Serving, Trainers, train
 
@@ -95,6 +96,6 @@ async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> Attemp
     return Attempt(
         groups,
         await run.cluster.beats(groups),
-        lambda: train(run.cluster, run.job, run.view, run.serving, trainers, opened, recovery),
+        lambda: train(run.cluster, run.job, run.view, run.serving, trainers, opened, Stop(recovery, run.view.say)),
         settle,
     )

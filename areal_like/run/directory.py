@@ -21,7 +21,7 @@ from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpo
 from areal_like.config.load import dump
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.dataset import fingerprints
-from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError, private
+from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError, private, private_files
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record
@@ -91,7 +91,9 @@ async def run_directory(
     path = job.config.run_dir
     async with AsyncExitStack() as leaving:
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            leaving.enter_context(private_files())
+            path.mkdir(exist_ok=True)
             if job.config.recover.mode == "off":
                 void_from = _new(job.config, path)
                 leaving.push(partial(_vacate, path))
@@ -106,9 +108,14 @@ async def run_directory(
             raise PreparationError(f"{where} (in cluster.fileroot) cannot be used: {reason}") from error
         try:
             yield opened
-        except (KeyboardInterrupt, asyncio.CancelledError):  # an interrupt cancels its task
+        except (KeyboardInterrupt, SystemExit, asyncio.CancelledError) as stopped:  # an interrupt cancels its task
             if opened.store:
-                (path / DIRECTORY / INTERRUPTED).touch()
+                if not isinstance(stopped, SystemExit):
+                    (path / DIRECTORY / INTERRUPTED).touch()
+                with suppress(CheckpointError):
+                    stopped.add_note(_way_on(opened.store, job.config.trial_name))
+            else:
+                stopped.add_note(_NOT_KEPT)
             raise
         except Exception as error:
             if opened.store:
@@ -201,6 +208,9 @@ def _describe_owner(directory: Path, found: Sequence[Process]) -> str:
     who, end = describe_holders(found) if found else (describe_owner(last[1] if last else None), "End it")
     fact = f"{directory.parent} belongs to a run that has not ended: {who}. Each run needs a directory of its own"
     return f"{fact}. {end}, or set trial_name to another name"
+
+
+_NOT_KEPT = "Its steps cannot be resumed (recover.mode=off). Set recover.mode=auto to resume runs."
 
 
 def _way_on(store: Store, name: str) -> str:

@@ -22,13 +22,13 @@ from areal_like.config.schema import RunConfig
 from areal_like.errors import RewardsMissing, RunError
 from areal_like.metrics.record import Record
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.collector import Collector
 from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.gpu_sharing import RESIDENT, Sharing
 from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.policies import Collectors, Policy, describe_batch, split
+from areal_like.run.policies import AnyCollector, Policy, describe_batch, split
 from areal_like.run.prompt_results import PromptResults, describe_place
+from areal_like.run.stopping import Stop, unless_stopped
 from areal_like.runtime.gc_tuning import release
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -43,7 +43,7 @@ class Parts:
     algorithm: Algorithm
     trainer: Trainer
     sync: WeightSync
-    collector: Collector | Collectors
+    collector: AnyCollector
     evaluator: Evaluator
     rewards: Rewards
     reference: Reference | None = None
@@ -54,6 +54,7 @@ class Parts:
     teacher: Callable[[], Mapping[str, float]] = dict  # responses that the teacher could not score, since the last call
     servers: Callable[[], Mapping[str, float]] = dict  # server statistics since the last call
     recovery: Recovery | None = None
+    stop: Stop = field(default_factory=lambda: Stop(None, lambda text: None))
     sharing: Sharing = RESIDENT
     drift: DriftAlarm | None = None
     results: PromptResults | None = None
@@ -82,9 +83,15 @@ async def reinforce(
         evaluating, in_row = None if resumed else evaluation(0), state.missing_in_row
         if parts.recovery and config.warm_start and not resumed:
             await parts.recovery.keep(state, tasks, now=True, evaluating=evaluating, record=record.state)
+        reached: RunState | None = None  # by this attempt; a resumed state has its checkpoint
         for version in range(state.version, steps):
             done = version + 1
             trajectories = await _next_batch(parts, record, evaluating)
+            if trajectories is None:
+                if parts.recovery and reached:
+                    await parts.recovery.keep(reached, tasks, now=True, evaluating=evaluating, record=record.state)
+                await parts.stop.leave()
+                return
             if version == state.version and trajectories:
                 with record.phase("log-probs"):
                     await _check_logprobs(config, parts, trajectories)
@@ -114,11 +121,22 @@ async def reinforce(
             await parts.sharing.to_servers()
 
 
-async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[None] | None) -> list[Trajectory]:
-    """Return the next batch of trajectories; it ends the servers' time slice and starts the trainer's."""
+async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[None] | None) -> list[Trajectory] | None:
+    """Return the next batch of trajectories; it ends the servers' time slice and starts the trainer's.
+
+    Returns None if the run is asked to stop before. A time-shared trainer waits for the batch in any case, because it
+    cannot save in the servers' time slice.
+    """
     await parts.sharing.to_servers()
     with record.phase("wait for rollouts"):
-        trajectories = await parts.collector.next_batch()
+        if parts.recovery and parts.sharing is RESIDENT:
+            batch = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
+        else:
+            batch = await parts.collector.next_batch()
+    if batch is None or parts.stop.asked.is_set():
+        await parts.sharing.to_trainer(evaluating)
+        return None
+    trajectories = batch
     shares = split(trajectories, parts.policies).items()
     alarms = [(parts.alarms.get(name), own) for name, own in shares] or [(parts.drift, trajectories)]
     if probed := [(alarm, own) for alarm, own in alarms if alarm]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from areal_like.checkpoint.disk import call_disk
 from areal_like.cluster import bound
 from areal_like.cluster.lifetime import PACKAGE_ROOT
 from areal_like.config.schema import SCORERS, RunConfig, TrainerRole
@@ -19,6 +20,8 @@ from areal_like.demo.init_model import write_init_model
 from areal_like.errors import PreparationError
 from areal_like.preflight.weights import is_local
 
+USERS_UMASK = os.umask(0o077)
+os.umask(USERS_UMASK)
 NOT_DOWNLOADED = 3  # exit code: standard output gives the reason
 
 
@@ -28,7 +31,7 @@ async def model_directory(config: RunConfig, directory: Path) -> Path:
         made = directory / "initial_model"
         write = partial(write_init_model, seed=config.seed, dtype=config.actor.dtype)
         try:
-            await asyncio.to_thread(write, config.actor.init_model, made)
+            await call_disk(write, config.actor.init_model, made)
         except (OSError, SafetensorError) as error:
             raise PreparationError(f"the model (actor.init_model) cannot be written to {made}: {error}") from error
         return made.absolute()
@@ -60,7 +63,7 @@ async def _download_to_cache(name: str, key: str) -> Path:
     python_path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
-        *(sys.executable, "-P", "-m", __name__, name),
+        *(sys.executable, "-P", "-m", __name__, name, f"{USERS_UMASK:o}"),
         env={**os.environ, "PYTHONPATH": python_path},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -78,12 +81,13 @@ async def _download_to_cache(name: str, key: str) -> Path:
     return Path(output.splitlines()[-1])
 
 
-def _download(name: str) -> int:
+def _download(name: str, umask: str) -> int:
     """Print the directory or the reason; returns the exit code."""
     import httpx
     from huggingface_hub import snapshot_download
 
     try:
+        os.umask(int(umask, 8))  # the hub's cache may be shared with others, unlike the run's directory
         print(snapshot_download(name))
     except (OSError, httpx.HTTPError) as error:  # those of the hub are both
         print(error)
@@ -92,4 +96,4 @@ def _download(name: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_download(sys.argv[1]))
+    sys.exit(_download(*sys.argv[1:]))

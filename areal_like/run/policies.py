@@ -113,6 +113,9 @@ class Collectors:
         return [place + len(self._own) * number for place, own in enumerate(numbers) for number in own]
 
 
+type AnyCollector = Collector | Collectors
+
+
 def _renumber(workflow: Workflow, place: int, adapters: int) -> Workflow:
     """Return a workflow whose groups have the ids of an adapter's."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from areal_like.checkpoint.recovery import Recovery
 from areal_like.cluster.run import Cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
@@ -23,6 +22,7 @@ from areal_like.run.loop import reinforce
 from areal_like.run.parts import make_moving_teacher, make_parts, make_results
 from areal_like.run.scoring import Scoring
 from areal_like.run.start import weight_sync
+from areal_like.run.stopping import Stop
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
@@ -57,7 +57,7 @@ async def train(
     serving: Serving,
     trainers: Trainers,
     opened: RunDirectory,
-    recovery: Recovery | None,
+    stop: Stop,
 ) -> None:
     """Bring the weights to the servers and train from the place of `opened`."""
     config = job.config
@@ -89,12 +89,14 @@ async def train(
             critic=trainers.roles.get("critic"),
             tokens=lambda: token_ledger(pool, collector, evaluator.tokens),
             servers=pool.statistics,
-            recovery=recovery,
+            recovery=stop.recovery,
+            stop=stop,
             sharing=sharing,
             drift=None if adapters else make_drift_alarm(job, trainer, pool, sync, view.say),
         )
-        async with gc_tuned():
-            await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
+        with stop.accept():
+            async with gc_tuned():
+                await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
 
 
 def make_drift_alarm(

@@ -175,7 +175,8 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
         (["valid_dataset=null", "evaluator.freq_steps=1"], "evaluator.freq_steps", "evaluation prompts"),
         (["valid_dataset=null", "warm_start.steps=1"], "warm_start", "evaluation prompts"),
         (["actor.optimizer.warmup_steps=4"], "actor.optimizer.warmup_steps", "4 optimizer steps"),
-        (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a writable directory"),
+        (["cluster.fileroot=FILE/below"], "cluster.fileroot", "not a directory"),
+        (["cluster.fileroot=/proc/runs"], "cluster.fileroot", "/proc"),
         (
             ["actor.init_model.num_experts=4"],
             "actor.init_model.tie_word_embeddings",

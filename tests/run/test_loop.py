@@ -233,7 +233,7 @@ def test_held_out_prompts_are_evaluated_while_the_next_step_trains(
     assert [row[:3] for row in rows if row[0] in "123"] == [
         ["1", "0.500", "0.750"],
         ["2", "0.500", "0.750"],
-        ["3", "0.500", "0.5000"],
+        ["3", "0.500", "0.5"],
     ]
 
 

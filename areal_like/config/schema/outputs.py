@@ -60,7 +60,8 @@ class RecoverConfig(Section):
 
     mode: Literal["off", "auto", "fault"] = "off"
     """`off`: no checkpoints; the directory of a run is never reused. `auto`: the same command resumes a run, whatever
-    ended it. `fault`: it resumes only after a failure, not after the last step or Ctrl-C."""
+    ended it. `fault`: it resumes only after a failure, not after the last step or Ctrl-C. With `auto` and
+    `fault` the first Ctrl-C saves a checkpoint."""
     freq_steps: Annotated[int | None, ignored_if("recover.mode", "off")] = Field(None, ge=1)
     """Training steps between two recovery checkpoints; null: not by steps."""
     freq_secs: Annotated[float | None, ignored_if("recover.mode", "off")] = Field(600.0, gt=0)

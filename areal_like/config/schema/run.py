@@ -44,7 +44,8 @@ class RunConfig(Section):
     experiment_name: Annotated[str, NAME] = Field(pattern=r"^\w[\w.-]*$")
     """First part of the run's directory."""
     trial_name: Annotated[str, NAME] = Field("", pattern=r"^(\w[\w.-]*)?$")
-    """Second part of the run's directory; empty: the start time."""
+    """Second part of the run's directory; empty: that of the unfinished run of the same command (`recover.mode`), or
+    the start time."""
     seed: int = Field(1, ge=0, lt=2**32)
     """Seed of weights, data order and sampling."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -2,12 +2,11 @@
 
 import asyncio
 import secrets
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from areal_like.errors import ServerError, WorkerError
-from areal_like.events import note
+from areal_like.events import note, now
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
@@ -63,7 +62,7 @@ class DeltaSync:
 
     async def _write(self, version: int, deadline: Deadline) -> tuple[Chain, list[Path]]:
         """Write the next version; return the chain that ends with it, and files that no server needs any more."""
-        start, old, directory = time.time(), self._chain, self.spec.directory
+        start, old, directory = now(), self._chain, self.spec.directory
         path = directory / f"{version}-{secrets.token_hex(4)}"
         is_full = old is None or len(old.files) >= self.spec.full_every
         try:
