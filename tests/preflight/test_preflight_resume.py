@@ -192,12 +192,6 @@ def test_a_run_without_checkpoints_is_not_entered(begun: Path) -> None:
     assert "holds the results of another run" in found(begun.parents[1], "recover.mode=off")["trial_name"]
 
 
-def test_a_run_named_by_the_time_is_said_not_to_be_found_again(tmp_path: Path) -> None:
-    (said,) = found(tmp_path, "trial_name=").values()
-    assert "defaults to the start time" in said and "write trial_name=" in said
-    assert found(tmp_path, "trial_name=", "recover.mode=off") == {}
-
-
 def test_a_finished_run_has_nothing_to_go_on_with(begun: Path) -> None:
     (begun / "summary.json").write_text("{}")
     assert found(begun.parents[1]) == {}  # of 5 steps it has 3
