@@ -13,6 +13,8 @@ from contextlib import suppress
 
 from areal_like.cluster.signals import last_signal
 
+SETTLE_S = 5.0  # for a start that is interrupted to finish: Ray holds the GIL for a minute if its gcs is killed meanwhile
+
 
 def _exit() -> None:
     """End this process at once: Python's own end would abort while a thread is in Ray's code."""
@@ -39,14 +41,18 @@ class RayThread:
             if self._error is not None:
                 raise self._error
             return True
-        if time.monotonic() > self._end_s:
+        if self._is_late:
             raise TimeoutError
         return False
+
+    @property
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._end_s
 
     def end(self, limit_s: float) -> None:
         """Stop Ray; leave a start or stop that takes longer to the janitor, and its thread behind."""
         self._leave.set()
-        if not self._settled.is_set() or not self._stopped.wait(limit_s):
+        if not self._settled.wait(0.0 if self._is_late else SETTLE_S) or not self._stopped.wait(limit_s):
             import ray
 
             logging.getLogger("ray").setLevel(logging.CRITICAL)  # it reports that its processes were ended
