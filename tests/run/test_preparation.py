@@ -33,7 +33,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
     result = subprocess.run(
         [
             *(sys.executable, str(SCRIPT), "--config", str(CONFIG), f"cluster.fileroot={tmp_path / 'runs'}"),
-            *("experiment_name=e", "trial_name=t"),
+            *("experiment_name=e", "trial_name=t", "recover.mode=off"),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
@@ -49,7 +49,7 @@ def test_a_disk_that_takes_no_more(tmp_path: Path, largest_file: int, message: s
 
 
 def test_of_runs_that_start_together_one_has_the_directory(tmp_path: Path) -> None:
-    loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "trial_name=t"])
+    loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "trial_name=t", "recover.mode=off"])
     job = preflight(loaded).job
     assert job
     loaded.config.run_dir.mkdir(parents=True)

@@ -73,9 +73,9 @@ def refusal(*arguments: str, config: Path = CONFIG) -> str:
         (["actor.path=empty"], "actor.path", "no config.json"),
         (["train_dataset.path=none.jsonl"], "train_dataset.path", "does not exist"),
         (["train_dataset.path=torn.jsonl"], "train_dataset.path", "torn.jsonl"),
-        (["train_dataset.path=folder.jsonl"], "train_dataset.path", "folder.jsonl is not a file"),
+        (["train_dataset.path=folder.jsonl"], "train_dataset.path", "folder.jsonl is a folder without JSONL"),
         (["train_dataset.path=broken.jsonl"], "train_dataset.path", "broken.jsonl cannot be read"),
-        (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a writable directory"),
+        (["cluster.fileroot=file.txt/runs"], "cluster.fileroot", "is not a directory"),
         (["actor.megatron.bridge_type=mbrigde"], "actor.megatron.bridge_type", "mbridge"),
         (["rollout.max_head_offpolicynes=1"], "rollout.max_head_offpolicynes", "rollout.max_head_offpolicyness"),
         (["gconfig.n_samples=many"], "gconfig.n_samples", "a whole number"),
@@ -135,7 +135,7 @@ def test_another_run_s_directory(tmp_path: Path) -> None:
     directory = tmp_path / "mine/gsm8k-grpo-cpu/first"
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text("precious")
-    message = refusal("cluster.fileroot=mine", "trial_name=first")
+    message = refusal("cluster.fileroot=mine", "trial_name=first", "recover.mode=off")
     assert f"trial_name (command line): {directory} holds the results of another run" in message
     assert [path.name for path in directory.iterdir()] == ["config.yaml"]
     assert (directory / "config.yaml").read_text() == "precious"
