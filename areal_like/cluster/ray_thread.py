@@ -13,7 +13,9 @@ from contextlib import suppress
 
 from areal_like.cluster.signals import last_signal
 
-SETTLE_S = 5.0  # for a start that is interrupted to finish: Ray holds the GIL for a minute if its gcs is killed meanwhile
+SETTLE_S = (
+    5.0  # for a start that is interrupted to finish: Ray holds the GIL for a minute if its gcs is killed meanwhile
+)
 
 
 def _exit() -> None:
