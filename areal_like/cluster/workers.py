@@ -223,9 +223,7 @@ def _failures(waits: Mapping[Member, asyncio.Future[Any]]) -> Failures:
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-_RAY_ENDED = re.compile(
-    r"owner (has )?(died|exited)|raylet|(node|host) (is dead|has died|died|was dead)", re.IGNORECASE
-)
+_RAY_ENDED = re.compile(r"owner (has )?(died|exited)", re.IGNORECASE)
 
 
 def _death(error: BaseException) -> str:
