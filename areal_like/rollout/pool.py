@@ -216,6 +216,10 @@ class ServerPool:
         )
         return await self._finish(sample, priority, affinity)
 
+    def end_session(self, session: Hashable) -> None:
+        """Forget the server of a session without further requests."""
+        self._sessions.pop(session, None)
+
     async def _finish(self, sample: Sample, priority: int, affinity: PrefixAffinity | None) -> Response:
         causes: list[str] = []
         failed_at = 0.0

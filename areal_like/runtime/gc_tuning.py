@@ -6,14 +6,16 @@ in flight blocks the event loop for 0.2 s.
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Iterator, MutableSequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 YOUNG_S = 0.02  # between two collections of young objects
 TOGETHER = 256  # trajectories released per iteration of the event loop, which takes about 2 ms
-# The last number: young collections between two full ones, about ten minutes.
-RARELY = (20_000, 10, 30_000)
+FULL_S = 60.0  # between two full collections; one takes 0.2 s with 10,000 requests in flight
+# Collections that Python starts itself. It never starts a full one: explicit young ones reset its count of them.
+RARELY = (20_000, 10, 1_000_000)
 
 
 @contextmanager
@@ -34,7 +36,7 @@ async def gc_tuned() -> AsyncIterator[None]:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*RARELY)
-    looking = asyncio.create_task(_look_through_the_young())
+    looking = asyncio.create_task(_collect())
     try:
         yield
     finally:
@@ -43,15 +45,19 @@ async def gc_tuned() -> AsyncIterator[None]:
         gc.unfreeze()
 
 
-async def _look_through_the_young() -> None:
-    """Collect young objects at intervals.
+async def _collect() -> None:
+    """Collect young objects at short intervals, and all objects at long ones.
 
     Otherwise Python starts only when many more objects were created than freed: if one batch is freed while the next
     one arrives, it scans 130,000 objects in one pass of 0.1 s.
     """
+    last = time.monotonic()
     while True:
         await asyncio.sleep(YOUNG_S)
-        gc.collect(1)
+        is_due = time.monotonic() - last > FULL_S
+        gc.collect(2 if is_due else 1)
+        if is_due:
+            last = time.monotonic()
 
 
 async def release(batch: MutableSequence[Any]) -> None:

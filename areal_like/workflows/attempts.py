@@ -9,6 +9,7 @@ request is another sample, but an answer that is known to be unread is returned 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +33,16 @@ class Sending:
 ONCE = Sending()
 
 
+@dataclass(frozen=True)
+class Failed:
+    """The error that an attempt ended with, without its frames.
+
+    A task that raises keeps its error with its frames, which keep the attempt and its session: a cycle.
+    """
+
+    error: Exception
+
+
 def sending(headers: Mapping[str, str]) -> Sending:
     """Return the marks of repetition in the headers of a request."""
     retries = headers.get("x-stainless-retry-count", "")
@@ -48,7 +59,7 @@ class Attempt[Turn: Answer]:
     number: int
     request: object
     sent: Sending
-    task: asyncio.Task[Turn]
+    task: asyncio.Task[Turn | Failed]
     progress: Progress | None = None
     readers: int = 0
 
@@ -66,17 +77,31 @@ class Attempt[Turn: Answer]:
     async def turn(self) -> Turn:
         """Return the turn once it is complete; raises the generation's errors."""
         with self.reading():
-            return await asyncio.shield(self.task)
+            await asyncio.shield(self.task)
+        return self.result()
+
+    def result(self) -> Turn:
+        """Return the turn of a complete attempt; raises the generation's errors."""
+        found = self.task.result()
+        if isinstance(found, Failed):
+            raise copy(found.error)
+        return found
+
+    @property
+    def answer(self) -> Turn | None:
+        """The answer; None if it is missing or incomplete."""
+        found = self.task.result() if self.task.done() and not self.task.cancelled() else None
+        return None if isinstance(found, Failed) else found
 
     @property
     def is_unread(self) -> bool:
         """Whether the answer is known not to have reached a client."""
-        return _is_answered(self.task) and self.task.result().delivered is False
+        return (turn := self.answer) is not None and turn.delivered is False
 
     @property
     def is_here(self) -> bool:
         """Whether the attempt belongs to the running event loop and has not failed."""
-        return _is_answered(self.task) or (not self.task.done() and self.task.get_loop() is asyncio.get_running_loop())
+        return self.answer is not None or (not self.task.done() and self.task.get_loop() is asyncio.get_running_loop())
 
 
 @dataclass(eq=False)
@@ -89,8 +114,8 @@ class Attempts[Turn: Answer]:
         self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn], progress: Progress | None = None
     ) -> Attempt[Turn]:
         """Start answering a request."""
-        attempt = Attempt(len(self._all), request, sent, asyncio.ensure_future(answering), progress)
-        attempt.task.add_done_callback(_retrieve)
+        attempt = Attempt(len(self._all), request, sent, asyncio.ensure_future(_outcome(answering)), progress)
+        attempt.task.add_done_callback(lambda _: answering.close())  # if it was aborted before its start
         self._all.append(attempt)
         return attempt
 
@@ -123,12 +148,12 @@ class Attempts[Turn: Answer]:
 
     def answer(self, number: int) -> Turn | None:
         """Return the answer of an attempt by its number; None if it is missing or incomplete."""
-        task = self._all[number].task if number < len(self._all) else None
-        return task.result() if task is not None and _is_answered(task) else None
+        return self._all[number].answer if number < len(self._all) else None
 
     def answers(self) -> list[tuple[object, Turn]]:
         """Return the answered requests with their answers, in order of arrival."""
-        return [(each.request, each.task.result()) for each in self._all if _is_answered(each.task)]
+        found = ((each.request, each.answer) for each in self._all)
+        return [(request, turn) for request, turn in found if turn is not None]
 
     @property
     def aborted(self) -> int:
@@ -142,11 +167,11 @@ class Attempts[Turn: Answer]:
                 loop.call_soon_threadsafe(attempt.task.cancel)
 
 
-def _is_answered(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve a task's exception, so that asyncio does not report it as never retrieved."""
-    if not task.cancelled():
-        task.exception()
+async def _outcome[Turn](answering: Coroutine[Any, Any, Turn]) -> Turn | Failed:
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        pass
+    except Exception as error:  # noqa: BLE001 - it is raised where the answer is read
+        return Failed(error.with_traceback(None))
+    raise asyncio.CancelledError  # a new one, without the frames

@@ -65,6 +65,8 @@ class Branching:
         except asyncio.CancelledError:
             self.pool.cancel(group.made)
             raise
+        finally:
+            self.pool.end_session(group_id)
 
 
 class _Group:

@@ -115,6 +115,8 @@ class _Group:
         except asyncio.CancelledError:
             self._context.pool.cancel([each.response for each in self._made])
             raise
+        finally:
+            self._context.pool.end_session(self._id)
 
     def count_unused(self, trajectories: Sequence[Trajectory]) -> None:
         """Count tokens generated for the group that are in none of its trajectories."""
@@ -269,6 +271,7 @@ class _Group:
     def _session(self, number: int) -> Session:
         """Return session `number` on its group's server, because the group's episodes share their start."""
         context, workflow, home, requests = self._context, self._workflow, self._home, itertools.count()
+        turns = list[Turn]()  # a closure over the session itself would be a cycle
 
         async def generate(
             tokens: Sequence[int],
@@ -278,7 +281,7 @@ class _Group:
             on_tokens: OnTokens | None,
             images: tuple[bytes, ...],
         ) -> Response:
-            if self._prefills and not session.turns:
+            if self._prefills and not turns:
                 await self._prefills.cache(tokens, sampling, images)
             response = await context.pool.sample(
                 tokens,
@@ -301,6 +304,7 @@ class _Group:
             workflow.sampling,
             context.limits,
             trained=workflow.trained,
+            turns=turns,
         )
         if context.parse_tools is not None:
             parse = context.parse_tools

@@ -181,7 +181,9 @@ def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], sessio
         return model.model_validate(fields, context=session)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-    where, kind, context = _spell(problem["loc"]), problem["type"], problem.get("ctx", {})
+        # as texts: an error in a local variable and its frames would be a cycle
+        context = {name: str(value) for name, value in problem.pop("ctx", {}).items()}
+    where, kind = _spell(problem["loc"]), problem["type"]
     if kind == "extra_forbidden":
         fix = "leave it out" if "[" in where else leave_out(where)
         raise Refused(f"{where} is not supported: {fix}", where, "unsupported_parameter")
@@ -191,7 +193,7 @@ def check_fields[M: BaseModel](model: type[M], fields: Mapping[str, Any], sessio
     if kind == "literal_error" and context["expected"] == "'text'":
         where = where.removesuffix(".type")
         raise Refused(f"{where} is {problem['input']}: {TEXT_ALONE}", where)
-    if kind == "value_error" and str(context["error"]) == TEXT_ALONE:  # for an image, whose type is the last part
+    if kind == "value_error" and context["error"] == TEXT_ALONE:  # for an image, whose type is the last part
         where, _, tag = where.rpartition(".")
         raise Refused(f"{where} is {tag}: {TEXT_ALONE}", where)
     if kind == "value_error":

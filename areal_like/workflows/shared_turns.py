@@ -55,8 +55,10 @@ class SharedTurns:
     def watch(self, episode: int, session: Session) -> None:
         """Start other episodes when the session requests a turn after a branching point; in any thread."""
 
+        attempts = session.attempts  # a closure over the session itself would be a cycle
+
         def note() -> None:
-            answered = session.attempts.answers()
+            answered = attempts.answers()
             read = [(asked, turn) for asked, turn in answered if not turn.is_orphan]
             self._home.call_soon_threadsafe(self._begin_others, episode, read)
 

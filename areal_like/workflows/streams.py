@@ -58,13 +58,12 @@ class Stream:
         elif not self._attempt.progress.tokens:
             await self._wait()
         if self._attempt.task.done():
-            await asyncio.shield(self._attempt.task)
+            self._attempt.result()
 
     def note_delivery(self, is_sent: bool) -> None:
         """Record whether the client received the last events; one of several clients is enough."""
-        task = self._attempt.task
-        if task.done() and not task.cancelled() and not task.exception():
-            task.result().delivered = is_sent or bool(task.result().delivered)
+        if (turn := self._attempt.answer) is not None:
+            turn.delivered = is_sent or bool(turn.delivered)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events as tokens arrive; all events after the end of the generation are one piece."""
@@ -79,7 +78,7 @@ class Stream:
 
     def _end(self) -> bytes:
         try:
-            turn = self._attempt.task.result()
+            turn = self._attempt.result()
         except asyncio.CancelledError:
             return self._dialect.fail(_OVER)
         except (RunError, Refused) as error:
@@ -90,7 +89,7 @@ class Stream:
     def _prompt_tokens(self) -> int:
         if (progress := self._attempt.progress) is not None:
             return progress.prompt_tokens
-        turn = self._attempt.task.result()  # an attempt without progress is streamed once it is complete
+        turn = self._attempt.result()  # an attempt without progress is streamed once it is complete
         return len(turn.tokens) - len(turn.response.tokens)
 
     def _next_text(self) -> str:

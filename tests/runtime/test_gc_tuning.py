@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from contextlib import suppress
 from importlib import import_module
 
+from areal_like.runtime import gc_tuning
 from areal_like.runtime.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, pause_gc, release
 
 MANY = 100_000
@@ -29,6 +31,26 @@ def test_what_comes_while_as_much_goes_is_looked_through_before_it_is_many():
         return young
 
     assert max(asyncio.run(run())) < MANY // 20
+
+
+def test_a_cycle_of_old_objects_is_freed_by_the_clock(monkeypatch):
+    """Young collections every 20 ms kept Python's count of collections below that of a full one."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    async def run() -> int:
+        async with gc_tuned():
+            nodes = [Node() for _ in range(9)]
+            await asyncio.sleep(5 * YOUNG_S)  # they are old now
+            left = [weakref.ref(node) for node in nodes]
+            nodes.clear()
+            await asyncio.sleep(0.6)
+            return sum(ref() is not None for ref in left)
+
+    monkeypatch.setattr(gc_tuning, "FULL_S", 0.2)
+    assert asyncio.run(run()) == 0
 
 
 def test_what_is_imported_is_neither_collected_nor_looked_through_later():

@@ -84,6 +84,8 @@ class Model:
     def set_aside(self, reason: str, tokens: int) -> None:
         self.aside[reason] += tokens
 
+    def end_session(self, session: object) -> None: ...
+
     async def sample(self, tokens: Sequence[int], sampling: Sampling, **_: object) -> Response:
         n = len(self.asked)
         self.asked.append(list(tokens))

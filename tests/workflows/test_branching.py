@@ -55,6 +55,8 @@ class Pool:
             said[-1], reason = END, FinishReason.STOP
         return Response(said, -said.astype(np.float32), np.full(n, number, np.int32), reason)
 
+    def end_session(self, session: object) -> None: ...
+
     def cancel(self, responses: Sequence[Response]) -> None:
         self.cancelled += sum(len(each.tokens) for each in responses)
 

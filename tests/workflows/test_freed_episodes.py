@@ -1,0 +1,167 @@
+"""An episode's objects are freed with the last reference: none is in a cycle, which only full collections free."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_server import FakeServer, open_pool, output
+from scripted import tokenizer
+from test_episodes import ASK, Pool, score
+
+from areal_like.config.load import load
+from areal_like.metrics.console import View
+from areal_like.metrics.record import Record
+from areal_like.metrics.sinks.scalars import Scalars
+from areal_like.rollout.pool import Sampling
+from areal_like.runtime.gc_tuning import gc_tuned
+from areal_like.runtime.processes import UserProcesses
+from areal_like.types import Prompt
+from areal_like.workflows.make import Workflows
+
+GROUPS, N = 6, 4
+OF_EPISODES = {
+    "Attempt", "Attempts", "Call", "Future", "Generated", "Progress", "Response", "Session", "SharedTurns", "Stream",
+    "Task", "Trajectory", "Turn", "_Answers", "_Group", "_Place", "Request",
+}  # fmt: skip
+SOURCES = {
+    "an answer": f"async def run(row, client):\n    await {ASK}\n    return 1.0",
+    "a failure": f"async def run(row, client):\n    await {ASK}\n    raise ValueError('no')",
+    "a refused request": f"async def run(row, client):\n    await {ASK.replace('model=', 'n=7, model=')}\n    return 1.0",
+    "the limit of turns": f"async def run(row, client):\n    for _ in range(9): await {ASK}\n    return 1.0",
+    "the limit of time": f"async def run(row, client):\n    await {ASK}\n    await asyncio.sleep(99)",
+    "a request that is left": f"""
+async def run(row, client):
+    await {ASK}
+    try:
+        await asyncio.wait_for({ASK}, row["patience"])
+    except TimeoutError:
+        pass
+    return 1.0
+""",
+    "a stream": f"""
+async def run(row, client):
+    async for _ in await {ASK.replace("model=", "stream=True, model=")}: pass
+    return 1.0
+""",
+    "a conversation": """
+async def run(row, client):
+    messages = [{"role": "user", "content": row["question"]}]
+    for _ in range(3):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "more"}]
+    return 1.0
+""",
+    "a group": """
+async def run(prompt, n, rollout):
+    client = rollout.record()
+    return await asyncio.gather(*(rollout.sample(prompt.tokens) for _ in range(n))) and []
+""",
+}
+
+
+def alive() -> Counter[str]:
+    """Objects of episodes that the collector has not freed, by type."""
+    return Counter(name for each in gc.get_objects() if (name := type(each).__name__) in OF_EPISODES)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """Nothing but its last reference frees an object."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def left(write: Callable[..., Path], tmp_path: Path, processes: UserProcesses) -> Callable[..., Counter[str]]:
+    """Play groups of a workflow one after the other; return the objects that are still alive, while the run goes on."""
+
+    def left(source: str, *overrides: str) -> Counter[str]:
+        (file := tmp_path / "workflow.py").write_text("import asyncio\n" + source)
+        names = [f"workflow={file}:run", "episode.max_failed_share=1", *overrides]
+        config, own = load(write(), names).config, tokenizer("plain")
+
+        async def main() -> Counter[str]:
+            pool: Any = Pool()
+            async with Workflows(config, pool, score, own, lambda _: None, 1000, processes) as workflows:
+                workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), N)
+                before = alive()
+                for number in range(GROUPS):
+                    await workflow(Prompt(number, [7], row={"question": "1 + 1?", "patience": 0.001 * number}), number)
+                    pool.answered.clear()  # the fake pool keeps them
+                await asyncio.sleep(0.1)  # for callbacks of other threads
+                return alive() - before
+
+        return asyncio.run(main())
+
+    return left
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_episode_leaves_no_cycle(left: Callable[..., Counter[str]], no_collections: None, name: str) -> None:
+    found = left(SOURCES[name], "episode.timeout_s=1", "episode.max_turns=5")
+    assert sum(found.values()) < GROUPS, found
+
+
+def test_episodes_with_shared_turns_leave_no_cycle(left: Callable[..., Counter[str]], no_collections: None) -> None:
+    found = left(
+        SOURCES["a conversation"], "rollout.branch.after=[1]", "rollout.branch.width=2", f"gconfig.n_samples={N}"
+    )
+    assert sum(found.values()) < GROUPS, found
+
+
+STEPS, MOST_BYTES = 300, 1 << 20  # bytes per 1,000 steps
+
+
+@pytest.mark.long
+def test_a_long_run_grows_by_less_than_a_megabyte_in_a_thousand_steps(
+    write: Callable[..., Path], tmp_path: Path, processes: UserProcesses
+) -> None:
+    """Eight episodes a step, with servers, the ledger and the record, as in a run; the last 200 steps are measured."""
+    (file := tmp_path / "workflow.py").write_text(SOURCES["a conversation"])
+    config, own = load(write(), [f"workflow={file}:run", "episode.max_tokens=400"]).config, tokenizer("plain")
+
+    async def on_generate(server: FakeServer, body: dict[str, Any]) -> Any:
+        tokens = [*own.encode_text("ab"), own.eos_token_ids[0]]
+        return [output(tokens) for _ in body["rid"]]
+
+    async def main() -> tuple[float, Counter[str]]:
+        server, before = FakeServer(on_generate), alive()
+        record = Record(tmp_path, "t", View(False), [Scalars(tmp_path / "metrics.jsonl")], report=True)
+        async with (
+            open_pool(server) as pool,
+            Workflows(config, pool, score, own, print, 1000, processes) as workflows,
+            gc_tuned(),
+        ):
+            workflow = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), N)
+            with record.recording():
+                for step in range(1, STEPS + 1):
+                    prompts = [Prompt(i, [7], row={"question": "1 + 1?"}) for i in (2 * step, 2 * step + 1)]
+                    groups = await asyncio.gather(*(workflow(prompt, prompt.sample_id) for prompt in prompts))
+                    assert all(item.reward == 1.0 for group in groups for item in group)
+                    record.step(step, {"reward": 1.0, **workflows.counts(), **pool.statistics()}, pool.tokens_generated)
+                    server.requests.clear()
+                    if step == STEPS // 3:
+                        gc.collect()
+                        tracemalloc.start()
+                        start = tracemalloc.get_traced_memory()[0]
+            del groups
+            await asyncio.sleep(0.1)
+            left = alive() - before
+            gc.collect()
+            grown = tracemalloc.get_traced_memory()[0] - start
+        record.close()
+        tracemalloc.stop()
+        return grown * 1000 / (STEPS - STEPS // 3), left
+
+    grown, left = asyncio.run(main())
+    assert sum(left.values()) < 200, left  # of 2,400 episodes with 7,200 turns; the servers' watchers, and the like
+    assert grown < MOST_BYTES
