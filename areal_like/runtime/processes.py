@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from areal_like.runtime.frames import Kind
+from areal_like.runtime.frames import Kind, NotPlain, plain
 from areal_like.runtime.remote import Attempt, Call, Interrupted, Lane, Limits, Worker
 from areal_like.runtime.watch import watch
 from areal_like.runtime.worker import Settings
@@ -24,6 +24,9 @@ from areal_like.runtime.workers import Workers
 LEAST_S = 0.1
 MOST_TIMES = 3  # restarts of a call beside other calls
 NUMBERS = itertools.count(1)
+
+type Outcome = tuple[Any, ...]
+"""A handler's unpickled result; the first item tells whether the call succeeded."""
 
 
 class TimeLimit(Exception):
@@ -65,11 +68,11 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
-    async def call(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
-        """Return a call's result; `timeout_s` starts when a worker receives the call.
+    async def call(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+        """Return a call's outcome; `timeout_s` starts when a worker receives the call.
 
         `begin` returns an Attempt for each start, in the workers' thread. Raises TimeLimit, CancelledWithin,
-        EndedWorker, and RunError if no worker starts.
+        EndedWorker, NotPlain, and RunError if no worker starts.
         """
         return await in_loop(self._loop, self._call(begin, timeout_s))
 
@@ -111,7 +114,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         await self._workers.close()
         self._files.close()
 
-    async def _call(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+    async def _call(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
         times, suspect = 0, False
         while True:
             try:
@@ -121,7 +124,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             except Interrupted as interrupted:
                 times, suspect = times + 1, interrupted.suspect
 
-    async def _call_alone(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+    async def _call_alone(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
         """Run a call alone in a worker; the next suspect uses the same worker if it is unharmed."""
         self._suspects += 1
         try:
@@ -133,7 +136,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         finally:
             self._alone.release()
 
-    async def _on_own_worker(self, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+    async def _on_own_worker(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
         worker = self._idle.pop() if self._idle else await self._workers.start(alone=True)
         try:
             while not worker.ready or worker.over:
@@ -149,21 +152,29 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 self._workers.end(worker)
 
     async def _free_lane(self) -> tuple[Worker, Lane]:
-        """Return the event loop with the fewest calls, once one is ready."""
+        """Return the event loop with the fewest calls under way or failed lately, once one is ready."""
         while True:
             self._workers.raise_failure()
             workers = [each for each in self._workers.all if each.ready and not each.retires and not each.alone]
             lanes = [(worker, lane) for worker in workers for lane in worker.lanes]
             if lanes:
-                return min(lanes, key=lambda pair: len(pair[1].calls))
+                return min(lanes, key=lambda pair: pair[1].load)
             await self._workers.change()
 
-    async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> bytes:
+    async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
         call = Call(next(NUMBERS), begin(), self._loop.create_future())
-        lane.calls[call.number] = call
+        lane.calls[call.number], failed = call, None
         lane.frames.send(Kind.CALL, call.number, call.attempt.request)
         try:
             result = await self._limit(call.result, lane, timeout_s)
+            outcome = plain(result) if result else (False,)
+            failed = not outcome[0]
+        except TimeLimit:
+            failed = True
+            raise
+        except (NotPlain, LookupError, TypeError) as error:
+            failed = True
+            raise NotPlain(str(error)) from error
         finally:
             del lane.calls[call.number]
             for answering in list(call.answers.values()):
@@ -173,9 +184,11 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 lane.frames.send(Kind.CANCEL, call.number)
             if worker.retires and not worker.calls:
                 self._workers.end(worker)
+            if failed is not None:
+                self._workers.note_outcome(worker, lane, failed=failed)
         if not result:
             raise CancelledWithin
-        return result
+        return outcome
 
     async def _limit(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
         """Wait for a result, not counting time in which its loop was blocked, for example by another call's code."""

@@ -3,12 +3,15 @@
 import asyncio
 import signal
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from areal_like.runtime.frames import Frames
 from areal_like.runtime.marks import Marks
+
+FAILED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,18 @@ class Lane:
     stale_s: float = 0.0
     stood_still_s: float = 0.0
     calls: dict[int, Call] = field(default_factory=dict)
+    failed: deque[float] = field(default_factory=deque)  # when its latest failed calls ended
+
+    @property
+    def load(self) -> int:
+        """Number of calls under way; a failed one counts for FAILED_S more.
+
+        Calls that fail at once leave a broken worker free: without this it would get every call.
+        """
+        since = time.monotonic() - FAILED_S
+        while self.failed and self.failed[0] < since:
+            self.failed.popleft()
+        return len(self.calls) + len(self.failed)
 
 
 @dataclass(eq=False)
@@ -87,6 +102,8 @@ class Worker:
     left: dict[int, float] = field(default_factory=dict)
     strays: dict[int, float] = field(default_factory=dict)
     retires: bool = False
+    done: int = 0  # calls that succeeded
+    failures: int = 0  # calls in a row that failed
     over: bool = False
 
     @property

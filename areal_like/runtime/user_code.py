@@ -185,4 +185,12 @@ def where_it_failed(error: BaseException, name: str) -> str:
         return f"line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((frame.lineno for frame in reversed(frames) if frame.filename.endswith(name)), None)
-    return (f"line {line}: " if line else "") + f"{type(error).__name__}: {error}"
+    return (f"line {line}: " if line else "") + f"{type(error).__name__}: {_text(error)}"
+
+
+def _text(error: BaseException) -> str:
+    """Return an error's text; its `__str__` may be the user's, and raise anything."""
+    try:
+        return str(error)
+    except BaseException as problem:  # noqa: BLE001 - see above
+        return f"(its text is unknown: __str__ raised {type(problem).__name__})"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -41,14 +41,28 @@ async def watch_loop(log: Path, blocked_s: float = BLOCKED_S, signal_s: float = 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stacks:
         faulthandler.register(DUMP, stacks, all_threads=True)
-        watching = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", program, str(os.getpid()), str(beats), str(heard), str(log), *limits],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[beats, heard],
-            process_group=0,
-        )
-        os.close(heard)
-        beating = asyncio.create_task(_beat(beats))
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    program,
+                    str(os.getpid()),
+                    str(beats),
+                    str(heard),
+                    str(log),
+                    *limits,
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[beats, heard],
+                process_group=0,
+            )
+
+        watchdog = [start()]
+        beating = asyncio.create_task(_beat(beats, watchdog, start))
         try:
             yield
         finally:
@@ -56,15 +70,23 @@ async def watch_loop(log: Path, blocked_s: float = BLOCKED_S, signal_s: float = 
             if before is not None:
                 signal.set_wakeup_fd(before)
             os.close(signals)
-            watching.kill()
-            watching.wait()
+            watchdog[0].kill()
+            watchdog[0].wait()
+            os.close(heard)  # open until now for another watchdog
             os.close(beats)
             faulthandler.unregister(DUMP)
 
 
-async def _beat(beats: int) -> None:
+async def _beat(
+    beats: int, watchdog: list[subprocess.Popen[bytes]], start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """Count the iterations of the loop, and replace a watchdog that has ended."""
     for count in range(sys.maxsize):
         os.pwrite(beats, count.to_bytes(8), 0)
+        if watchdog[0].poll() is not None:
+            code = watchdog[0].returncode
+            print(f"areal-like: the loop watchdog ended (exit code {code}) and was started again", file=sys.stderr)
+            watchdog[0] = start()
         await asyncio.sleep(BEAT_S)
 
 

@@ -35,6 +35,8 @@ END_S = 2.0  # for cancelled code at the end
 DUMP = signal.SIGUSR2  # makes faulthandler write the stacks of all threads to standard error
 FAILED = 70  # exit code of a worker whose loop failed, for example by a closed descriptor
 MB = 1 << 20
+# Made before a call's code can damage `pickle`.
+DAMAGED = pickle.dumps((False, "raised", "its worker is damaged, for example by another call that replaced a function"))
 UNUSED_MB = 1024  # for the stacks of threads and for what libraries reserve, which count but take no memory
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
@@ -61,7 +63,7 @@ type AskNow = Callable[[str, bytes], bytes]
 """As Ask, and wait for the answer in this thread."""
 
 type Handler = Callable[[bytes, Ask, AskNow], Coroutine[Any, Any, bytes]]
-"""Run a call; raises nothing but CancelledError."""
+"""Run a call; raises nothing but CancelledError. The first item of the pickled result is whether the call succeeded."""
 
 
 def main() -> None:
@@ -159,6 +161,15 @@ class _Marked(Coroutine[Any, Any, Any]):
             self._mark.set(0)
 
 
+class _CallTask(asyncio.Task[Any]):
+    """A task that the code of other calls cannot cancel, for example with all tasks of the loop."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """See Task; returns False for a task of another call."""
+        canceller, own = _call.get(), self.get_context().get(_call, 0)
+        return False if canceller and canceller != own else super().cancel(msg)
+
+
 class _Threads(ThreadPoolExecutor):
     """The executor of `asyncio.to_thread`: marks its threads with the call that submitted the work."""
 
@@ -229,7 +240,7 @@ class _Loop:
     ) -> asyncio.Task[Any]:
         call = context.get(_call, 0) if context is not None else _call.get()
         marked = _Marked(body, self._mark, call) if call and asyncio.iscoroutine(body) else body
-        return asyncio.Task(marked, loop=loop, context=context, **more)
+        return _CallTask(marked, loop=loop, context=context, **more)
 
     def _on_frame(self, kind: Kind, number: int, body: bytes) -> None:
         if kind == Kind.CALL:
@@ -252,6 +263,8 @@ class _Loop:
         result = b""  # of a cancelled call
         try:
             result = await self._handler(body, partial(self._ask, number), partial(self._ask_now, number))
+        except Exception:  # noqa: BLE001 - a call's code has damaged what the handler needs, such as `pickle`
+            result = DAMAGED
         finally:
             del self._tasks[number]
             self._frames.send(Kind.DONE, number, result)

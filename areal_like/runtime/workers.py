@@ -29,6 +29,7 @@ LOST_S = 5.0  # for a worker with a closed connection to end
 WARDEN_S = 10.0  # for the warden to kill everything
 CLOSE_POLL_S = 0.02
 MOST_STARTS = 3  # consecutive failures
+MOST_FAILURES = 5  # calls in a row of one worker alone
 
 
 class Workers:
@@ -201,7 +202,9 @@ class Workers:
             else:
                 call.result.set_exception(Interrupted(number in suspects and not guilty))
         self._replaced[cause] += bool(calls)
-        if calls and (times := self._replaced[cause]).bit_count() == 1:  # the first, second, fourth, eighth, ... time
+        if (
+            calls and cause != "broken" and (times := self._replaced[cause]).bit_count() == 1
+        ):  # the first, second, fourth, eighth, ... time
             more = f"; {again} other calls start again" if again else ""
             often = f" ({times} times so far)" if times > 1 else ""
             self.say(f"a worker of the workflow was replaced{often}: {message}{more}; its output: {self.log}")
@@ -237,6 +240,24 @@ class Workers:
         if not worker.calls:
             self.end(worker)
 
+    def note_outcome(self, worker: Worker, lane: Lane, *, failed: bool) -> None:
+        """Note how a call ended; replace a worker whose last calls all failed, if other workers' calls did not."""
+        worker.failures = worker.failures + 1 if failed else 0
+        worker.done += not failed
+        if failed:
+            lane.failed.append(time.monotonic())
+        if worker.failures < MOST_FAILURES or worker.over or worker.retires or worker.alone:
+            return
+        others = [each for each in self.all if each is not worker and each.done and not each.alone]
+        # without other calls, the worker is compared with its own past
+        if any(each.failures > 1 for each in others) if others else not worker.done:
+            return
+        compared = "those of the other workers" if others else "earlier ones"
+        why = f"the last {worker.failures} episodes of one worker of the workflow all failed, {compared} did not"
+        again = f"; {len(worker.calls)} other calls start again" if worker.calls else ""
+        self.say(f"{why}. The worker is replaced{again}; its output: {self.log}")
+        self.fault(worker, "broken", why, set(), set())
+
     def fail(self, message: str) -> None:
         """End all calls, because no workers will start."""
         self.failure = RunError(message)
@@ -263,6 +284,7 @@ class Workers:
             answering = self.spawn(self._answer(connection, asking, number, body[CALL_NUMBER.size :]))
             if asking is not None:
                 asking.answers[number] = answering
+                answering.add_done_callback(partial(asking.answers.pop, number))
         elif kind == Kind.DROP:
             for each in lane.calls.values():
                 if number in each.answers:
@@ -276,9 +298,6 @@ class Workers:
             )
         except Exception as error:  # noqa: BLE001 - of whatever the user's code has asked for
             answer = f"-{error or type(error).__name__}".encode()
-        finally:
-            if call is not None:
-                call.answers.pop(number, None)
         connection.send(Kind.ANSWER, number, answer)
 
 

@@ -225,7 +225,7 @@ class _Group:
         context = self._context
         assert context.processes is not None  # for the type checker: a user's workflow has processes
         try:
-            worked, *outcome = plain(await context.processes.call(begin, context.timeout_s))
+            worked, *outcome = await context.processes.call(begin, context.timeout_s)
         except TimeLimit:
             limit = f"it took longer than {context.timeout_s:g} s (episode.timeout_s)"
             raise EpisodeError("time limit", limit) from None

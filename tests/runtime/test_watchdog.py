@@ -7,10 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from limits import HUNG_S
 
@@ -83,6 +85,22 @@ def test_a_process_that_stands_still_is_reported_and_goes_on(start):
     output, errors = process.communicate(timeout=HUNG_S)
     assert (process.returncode, output) == (0, "ends\n")
     assert re.findall(r"stood still for 1 s \(at .*script.py:(\d+)", errors) == ["17"]
+
+
+def test_a_killed_watchdog_is_replaced_and_the_next_one_watches(start):
+    """Nothing noticed its end: a signal to a blocked process then had no effect."""
+    process = start("await asyncio.sleep(5); stubborn()")
+    (before,) = psutil.Process(process.pid).children()
+    before.kill()
+    limit = time.monotonic() + HUNG_S
+    while not (after := set(psutil.Process(process.pid).children()) - {before}) and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert after
+    time.sleep(5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=HUNG_S)
+    assert process.returncode == -signal.SIGKILL
+    assert "the loop watchdog ended (exit code -9) and was started again" in errors
 
 
 def test_a_signal_that_is_heeded_kills_nothing(start):

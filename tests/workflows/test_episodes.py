@@ -681,3 +681,31 @@ def test_an_object_given_from_python_is_one_in_each_process(write, processes):
     with register({"workflow": Counting()}) as references:
         rewards = asyncio.run(main(references["workflow"]))
     assert len(rewards) == 9 and 9 / 2 <= max(value or 0 for value in rewards) <= 9
+
+
+def test_an_error_without_a_text_is_not_a_cancellation(play):
+    source = f"""
+class Odd(Exception):
+    def __str__(self): raise RuntimeError("no text")
+async def run(row, client):
+    await {ASK}
+    raise Odd
+"""
+    _, said, counts = play(source, "episode.max_failed_share=1")
+    assert counts == {"raised": 2} and "Odd" in said[0], said
+
+
+def test_an_episode_that_cancels_all_tasks_of_its_loop_ends_alone(play):
+    source = f"""
+async def run(row, client):
+    await {ASK}
+    if row["question"] == "1 + 1?" and not globals().get("done"):
+        globals()["done"] = True
+        await asyncio.sleep(0.3)
+        for task in asyncio.all_tasks(): task.cancel()
+        await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
+    return 1.0
+"""
+    _, said, counts = play(source, "episode.max_failed_share=1", n=12)
+    assert counts["raised"] <= 2 and counts["done"] == 12 - counts["raised"], (counts, said)  # one in each process

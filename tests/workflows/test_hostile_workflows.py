@@ -22,9 +22,10 @@ from test_episodes import ASK, Pool, score
 
 from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
-from areal_like.runtime import watch
+from areal_like.runtime import remote, watch
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import Limits
+from areal_like.runtime.workers import MOST_FAILURES
 from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
@@ -225,3 +226,68 @@ def test_a_worker_has_no_descriptor_of_the_main_process(play, lonely, tmp_path):
         files = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
         assert str(tmp_path / "lock") not in files
         assert os.getpgid(pid) != os.getpgid(0)
+
+
+# Damage to a worker in which every later episode fails at once; the second text is what these episodes do.
+BROKEN = {
+    "patched json": ("json.dumps = json.loads = None", "json.dumps({})"),
+    "closed stdout": ("sys.stdout.close()", "print('x')"),
+    "closed stderr": ("sys.stderr.close()", "print('x', file=sys.stderr)"),
+    "no descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", "open('/dev/null').close()"),
+    "no file size": (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+        "tempfile.TemporaryFile(buffering=0).write(b'x')",
+    ),
+    "no memory": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))", "bytearray(64 << 20)"),
+    "no processes": ("subprocess.Popen = None", "subprocess.run(['true'])"),
+    "patched asyncio": ("asyncio.wait_for = None", "await asyncio.wait_for(asyncio.sleep(0), 1)"),
+    "patched time": ("time.time = None", "time.time()"),
+    "damaged modules": ("sys.modules['textwrap'] = None", "import textwrap"),
+    "removed directory": ("os.chdir(d := tempfile.mkdtemp()); os.rmdir(d)", "os.getcwd()"),
+    "recursion limit": ("sys.setrecursionlimit(60)", "recurse(100)"),
+    "patched pickle": ("pickle.dumps = pickle.Pickler = None", "pickle.dumps(1)"),
+    "patched built-in": ("builtins.sum = None", "sum([1])"),
+}
+BREAKS = f"""
+import builtins, json, os, pickle, resource, signal, subprocess, sys, tempfile, threading
+def recurse(n):
+    return n and recurse(n - 1)
+async def run(row, client):
+    await {ASK}
+    if row["hostile"]:
+        DAMAGE
+        return 0.0
+    USE
+    await asyncio.sleep(0.05)
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_worker_is_replaced_and_costs_its_own_episodes_alone(name, write, tmp_path, monkeypatch):
+    """It attracted every episode, because its loops had the fewest."""
+    monkeypatch.setattr(remote, "FAILED_S", 0.5)
+    damage, use = BROKEN[name]
+    (file := tmp_path / "breaks.py").write_text(
+        "import asyncio, time\n" + BREAKS.replace("DAMAGE", damage).replace("USE", use)
+    )
+    config = load(write(), [f"workflow={file}:run", "episode.max_failed_share=1"]).config
+    own, episodes = tokenizer("plain"), 200
+
+    async def main(processes: UserProcesses) -> dict[str, float]:
+        async with Workflows(config, Pool(), score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
+            workflow, few = workflows.train(Sampling(8, stop_token_ids=own.eos_token_ids), 1), asyncio.Semaphore(8)
+
+            async def play(number: int) -> None:
+                async with few:
+                    await workflow(Prompt(number, [7], row={"question": "x", "hostile": number == 9}), number)
+
+            await asyncio.gather(*map(play, range(episodes)))
+            return {k: v for k, v in workflows.counts().items() if k.startswith("episodes/")}
+
+    with started(Limits(2, 2, 60.0)) as (processes, said):
+        counts = asyncio.run(main(processes))
+    failed = sum(n for name, n in counts.items() if name != "episodes/done")
+    assert failed <= MOST_FAILURES + 2 * 8, (counts, said)  # eight at once; some succeed after the damage
+    assert failed >= MOST_FAILURES, f"the damage harms no episode: {counts}"
+    assert any("episodes of one worker of the workflow all failed" in text for text in said), (counts, said)
