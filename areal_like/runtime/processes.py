@@ -186,6 +186,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 self._workers.end(worker)
             if failed is not None:
                 self._workers.note_outcome(worker, lane, failed=failed)
+            del call  # as in `_limit`
         if not result:
             raise CancelledWithin
         return outcome
@@ -199,4 +200,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             left_s = timeout_s - (time.monotonic() - began) + (lane.stood_still_s - stood_still)
             if left_s <= 0 and not result.done():
                 raise TimeLimit
-        return result.result()
+        try:
+            return result.result()
+        finally:
+            del result  # its error has this frame: a cycle

@@ -20,6 +20,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.rollout.pool import Sampling
+from areal_like.runtime import workers
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.runtime.processes import UserProcesses
 from areal_like.types import Prompt
@@ -81,8 +82,14 @@ def no_collections() -> Iterator[None]:
 
 
 @pytest.fixture
-def left(write: Callable[..., Path], tmp_path: Path, processes: UserProcesses) -> Callable[..., Counter[str]]:
-    """Play groups of a workflow one after the other; return the objects that are still alive, while the run goes on."""
+def left(
+    write: Callable[..., Path], tmp_path: Path, processes: UserProcesses, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Counter[str]]:
+    """Play groups of a workflow one after the other; return the objects that are still alive, while the run goes on.
+
+    No worker is replaced: a replaced one is a cycle with its connections, which the next full collection frees.
+    """
+    monkeypatch.setattr(workers, "MOST_FAILURES", 10**9)
 
     def left(source: str, *overrides: str) -> Counter[str]:
         (file := tmp_path / "workflow.py").write_text("import asyncio\n" + source)
