@@ -130,13 +130,12 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     await parts.sharing.to_servers()
     with record.phase("wait for rollouts"):
         if parts.recovery and parts.sharing is RESIDENT:
-            batch = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
+            trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
         else:
-            batch = await parts.collector.next_batch()
-    if batch is None or parts.stop.asked.is_set():
+            trajectories = await parts.collector.next_batch()
+    if trajectories is None or parts.stop.asked.is_set():
         await parts.sharing.to_trainer(evaluating)
         return None
-    trajectories = batch
     shares = split(trajectories, parts.policies).items()
     alarms = [(parts.alarms.get(name), own) for name, own in shares] or [(parts.drift, trajectories)]
     if probed := [(alarm, own) for alarm, own in alarms if alarm]:

@@ -395,7 +395,10 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: p
             return note
 
     noting = cast(Any, Noting())
-    parts = cast(Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting, policies={}))
+    stop = SimpleNamespace(asked=asyncio.Event())
+    parts = cast(
+        Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting, policies={}, recovery=None, stop=stop)
+    )
     record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
     asyncio.run(loop._next_batch(parts, record, None))
     monkeypatch.setattr(loop, "train_step", train)
