@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 from safetensors.torch import load_file
-from tolerance import assert_close
+from tolerance import SEQUENCE, assert_close
 from trainer_jobs import Setting, log_probs_and_weights, make_batch
 
 from allocation import ParallelSizes, model_spec
@@ -55,7 +55,7 @@ def assert_equal(tiny: Tiny, outcomes: list) -> None:
     values = np.full(len(tiny.log_probs), np.nan)
     for places, part in (log_probs for log_probs, _ in outcomes if log_probs is not None):
         values[places] = part
-    assert_close(values, tiny.log_probs)
+    assert_close(values, tiny.log_probs, depth=SEQUENCE)
     weights = outcomes[0][1]
     original = {name: t for file in tiny.path.glob("*.safetensors") for name, t in load_file(file).items()}
     assert weights.keys() == original.keys()

@@ -23,7 +23,7 @@ from tiny_models import (
     hugging_face_log_probs,
     write_tiny,
 )
-from tolerance import BACKWARD, assert_close, magnitude_of, rounding
+from tolerance import BACKWARD, SEQUENCE, assert_close, magnitude_of, rounding
 from trainer_jobs import Setting, fsdp_gradients, log_probs_and_weights, make_batch, moved_reference
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -103,7 +103,7 @@ def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
     values = np.full(len(expected), np.nan)
     values[log_probs[0]] = log_probs[1]
-    assert_close(values, expected)
+    assert_close(values, expected, depth=SEQUENCE)
     original = {key: t for file in tiny(name).glob("*.safetensors") for key, t in load_file(file).items()}
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -156,7 +156,7 @@ def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_i
     """Families that only transformers knows: log-probs, gradients, tensors, and the sizes that a run counts."""
     ((log_probs, weights),) = ranks.run(log_probs_and_weights, 1, fsdp(tiny(name)), LENGTHS)
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
-    assert_close(log_probs[1], expected[log_probs[0]])
+    assert_close(log_probs[1], expected[log_probs[0]], depth=SEQUENCE)
     original = {key: t for file in tiny(name).glob("*.safetensors") for key, t in load_file(file).items()}
     assert weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -198,7 +198,7 @@ def test_ranks_share_sequences_of_it(ranks, tiny, name, sizes):
     setting = Setting(tiny(name), sizes, backend="fsdp")
     expected = hugging_face_log_probs(alone(tiny(name)), make_batch(lengths=LENGTHS))
     for (places, values), _ in ranks.run(log_probs_and_weights, 2, setting, LENGTHS):
-        assert_close(values, expected[places])
+        assert_close(values, expected[places], depth=SEQUENCE)
 
 
 def test_a_model_that_mixes_packed_sequences_is_refused_with_the_distance(ranks, tiny):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, assert_close, rounding
+from tolerance import BACKWARD, SEQUENCE, assert_close, rounding
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -46,7 +46,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, fam
     trained = batch.fields["loss_mask"] > 0
     expected = log_probs_alone(model, path, batch)
     found = joined([seen.log_probs], len(batch.tokens))
-    assert_close(found[trained], expected.detach().numpy()[trained])
+    assert_close(found[trained], expected.detach().numpy()[trained], depth=SEQUENCE)
     original = stored(path)
     assert seen.weights.keys() == original.keys()
     for name, tensor in original.items():
@@ -69,7 +69,7 @@ def one(ranks, tiny_vlm):
 
 def same(seen, expected, batch, left_out: str = "nothing"):
     found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
-    assert_close(found, wanted)
+    assert_close(found, wanted, depth=SEQUENCE)
     assert seen[0].weights.keys() == expected.weights.keys()
     for name, gradient in expected.gradients.items():
         np.testing.assert_array_equal(seen[0].weights[name], expected.weights[name], err_msg=name)
@@ -169,7 +169,7 @@ def test_a_critic_has_the_values_of_fsdp(ranks, tiny_vlm):
     (under_fsdp,) = ranks.run(values, 1, replace(setting, backend="fsdp"), batch)
     two = ranks.run(values, 2, megatron(path, t=2, role="critic"), batch)
     found, expected = joined(two, len(batch.tokens)), joined([under_fsdp], len(batch.tokens))
-    assert_close(found, expected)
+    assert_close(found, expected, depth=SEQUENCE)
 
 
 @pytest.mark.parametrize(

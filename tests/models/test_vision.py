@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, assert_close
+from tolerance import BACKWARD, SEQUENCE, assert_close
 from trainer_jobs import Setting
 from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
@@ -45,7 +45,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, f
     (seen,) = ranks.run(look, 1, fsdp(tiny_vlm(family)), batch)
     expected = log_probs_alone(model, tiny_vlm(family), batch)
     found = joined([seen.log_probs], len(batch.tokens))
-    assert_close(found[trained], expected.detach().numpy()[trained])
+    assert_close(found[trained], expected.detach().numpy()[trained], depth=SEQUENCE)
     (-expected[torch.from_numpy(trained)].mean()).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     assert seen.gradients.keys() == gradients.keys()
@@ -67,7 +67,7 @@ def one(ranks, tiny_vlm):
 
 def same(seen, expected, batch):
     found, wanted = (joined(parts, len(batch.tokens)) for parts in ([s.log_probs for s in seen], [expected.log_probs]))
-    assert_close(found, wanted)
+    assert_close(found, wanted, depth=SEQUENCE)
     assert seen[0].gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
         assert_close(seen[0].gradients[name], gradient, depth=BACKWARD, err_msg=name)
@@ -127,7 +127,7 @@ def test_an_image_token_that_a_model_sampled_is_a_word(ranks, tmp_path):
     batch.fields["loss_mask"][ends - 3] = 0
     ((_, found),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=sampled))
     ((_, expected),) = ranks.run(log_probs, 1, fsdp(tmp_path), replace(batch, tokens=words))
-    assert_close(found, expected)
+    assert_close(found, expected, depth=SEQUENCE)
 
 
 def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
@@ -136,7 +136,7 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
     shared = ranks.run(values, 2, fsdp(tiny_vlm("qwen2_5_vl"), 2, role="critic"), batch)
     expected = joined([alone], len(batch.tokens))
     assert not np.isnan(expected[1:21]).any() and np.ptp(expected[1:21]) > 1e-3
-    assert_close(joined(shared, len(batch.tokens)), expected)
+    assert_close(joined(shared, len(batch.tokens)), expected, depth=SEQUENCE)
 
 
 @pytest.mark.parametrize(
