@@ -270,7 +270,8 @@ def test_every_group_is_trained_in_exactly_one_committed_step(
 
 
 def test_without_checkpoints_a_directory_is_not_entered_again(tmp_path: Path) -> None:
-    job = cast(Any, SimpleNamespace(config=load(CONFIG, ["trial_name=t", f"cluster.fileroot={tmp_path}"]).config))
+    keys = ["trial_name=t", f"cluster.fileroot={tmp_path}", "recover.mode=off"]
+    job = cast(Any, SimpleNamespace(config=load(CONFIG, keys).config))
 
     async def enter() -> None:
         async with run_directory(
