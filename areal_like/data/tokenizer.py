@@ -145,8 +145,9 @@ class Tokenizer:
 
         In families without one, such as GLM-4, it is the end token that starts the next message.
         """
-        if not self._templates:  # PLAIN_TEMPLATE has no such token
-            return None
+        if not self._templates:  # PLAIN_TEMPLATE, without transformers, which renders templates
+            end = self.backend.token_to_id(str(self._special_tokens.get("eos_token")))
+            return end if end in self.backend.get_added_tokens_decoder() else None
         turn = [{"role": "user", "content": "1 + 1 = ?"}, {"role": "assistant", "content": _MARK}]
         if (end := self._token_after_mark(turn)) is not None:
             return end

@@ -80,6 +80,8 @@ def _check_stops(stops: list[int], tokenizer: Tokenizer) -> list[Finding]:
 
 def _check_turn_end(config: RunConfig, tokenizer: Tokenizer) -> Iterator[Finding]:
     """Warn if the chat template ends an assistant's turn with a token at which no response would end."""
+    if not tokenizer.has_chat_template:  # the plain template ends a turn with the end token
+        return
     end = tokenizer.turn_end
     if end is None or end in tokenizer.end_tokens:
         return

@@ -61,7 +61,7 @@ def test_other_machines_are_not_judged(monkeypatch, gib):
 def test_offloaded_state_is_counted(monkeypatch):
     monkeypatch.setattr(host_memory, "gpu_count", lambda: 1)
     shape = ["hidden_size=4096", "num_hidden_layers=36", "num_attention_heads=32", "intermediate_size=12288"]
-    larger = ["device=cuda", *(f"actor.init_model.{size}" for size in shape)]
+    larger = ["device=cuda", "recover.mode=off", *(f"actor.init_model.{size}" for size in shape)]
     assert checked(monkeypatch, 64, *larger, file=GPU, device="cuda") == []
     for offload in ("actor.offload=true", "actor.megatron.optimizer_offload=true", "rollout.sharing=alternate"):
         found = checked(monkeypatch, 64, *larger, offload, file=GPU, device="cuda")
