@@ -133,13 +133,13 @@ def with_field(config: dict[str, Any], field: str, text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "bridge", "field", "words"),
     [
-        ({"model_type": "glm4"}, "mbridge", "model_type", "no test shows"),
-        ({"model_type": "deepseek_v32"}, "megatron-bridge", "model_type", "no test shows"),
-        ({"model_type": "gpt_oss"}, "mbridge", "actor.megatron.bridge_type", "no test shows"),
+        ({"model_type": "glm4"}, "mbridge", "model_type", "no conversion"),
+        ({"model_type": "deepseek_v32"}, "megatron-bridge", "model_type", "no conversion"),
+        ({"model_type": "gpt_oss"}, "mbridge", "actor.megatron.bridge_type", "no conversion"),
         ({"model_type": "gemma2", "tie_word_embeddings": False}, "megatron-bridge", "tie_word_embeddings", "no test"),
         ({"model_type": "qwen3_next", "decoder_sparse_step": 2}, "megatron-bridge", "decoder_sparse_step", "no test"),
-        ({"model_type": "mimo"}, "mbridge", "model_type", "no test shows"),
-        ({"model_type": "mistral"}, "mbridge", "actor.megatron.bridge_type", "no test shows"),
+        ({"model_type": "mimo"}, "mbridge", "model_type", "no conversion"),
+        ({"model_type": "mistral"}, "mbridge", "actor.megatron.bridge_type", "no conversion"),
         ({"model_type": "qwen2", "architectures": ["Qwen2ForRewardModel"]}, "mbridge", "architectures", "Reward"),
         (
             {"model_type": "llama", "rope_scaling": {"type": "longrope"}},
