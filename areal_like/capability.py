@@ -1,4 +1,4 @@
-"""What a capability adds to a run: its checks, and its hook in the training loop."""
+"""Capabilities of a run: their checks, and their hooks in the training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

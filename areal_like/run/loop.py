@@ -55,6 +55,8 @@ async def reinforce(
     samples stay within the staleness bound. Raises RewardsMissing after more than `reward.max_missing_batches` such
     batches in a row, and LogprobMismatch before the first step.
     """
+    for hook in parts.hooks:
+        await hook.start()
     async with asyncio.TaskGroup() as tasks:
 
         def evaluation(done: int) -> asyncio.Task[None] | None:
@@ -65,8 +67,6 @@ async def reinforce(
             if parts.recovery:
                 await parts.recovery.keep(state, tasks, now=now, evaluating=evaluating, record=record.state)
 
-        for hook in parts.hooks:
-            await hook.start()
         record.start()
         state = start = resumed or RunState()
         parts.collector.publish(state.version)
@@ -87,13 +87,9 @@ async def reinforce(
             await _publish(config, parts, step, record, evaluating)
             evaluating = evaluation(step.done)
             await _follow(parts, step, record)
-            if step.done == steps or (config.saver.freq_steps and step.done % config.saver.freq_steps == 0):
-                await _save(config, parts, record, step.done)
+            await _save(config, parts, record, step.done, last=step.done == steps)
             tasks.create_task(record.samples(step.done, step.trajectories))
-            stats |= step.measured | await _statistics(config, parts, step)
-            record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
-            for held in (step, *step.shares.values()):
-                await release(held.trajectories)
+            await _report(config, parts, step, stats, record, evaluating)
             if parts.recovery and step.line:
                 await parts.recovery.note(step.line)
                 with record.phase("checkpoint"):
@@ -185,8 +181,11 @@ async def _follow(parts: Parts, step: TrainingStep, record: Record) -> None:
         await hook.after_publish(step)
 
 
-async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
-    """Save the policy, or its adapters and the merged model, and the critic, each in its directory."""
+async def _save(config: RunConfig, parts: Parts, record: Record, done: int, *, last: bool) -> None:
+    """Save the policy, or its adapters and the merged model, and the critic, each in its directory, if that is due."""
+    every = config.saver.freq_steps
+    if not (last or (every and done % every == 0)):
+        return
     path = record.checkpoint(done)
     with record.phase("saving"):
         for name, policy in parts.policies.items():
@@ -200,16 +199,25 @@ async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> N
             await parts.models.critic.save_hf(path.with_name(f"{path.name}-critic"))
 
 
-async def _statistics(config: RunConfig, parts: Parts, step: TrainingStep) -> dict[str, float]:
-    """Return the statistics of a step beside those of the trainer."""
+async def _report(
+    config: RunConfig,
+    parts: Parts,
+    step: TrainingStep,
+    stats: dict[str, float],
+    record: Record,
+    evaluating: asyncio.Task[None] | None,
+) -> None:
+    """Record the statistics of the trainer (`stats`), the batch, hooks and parts, and free the trajectories."""
     policies = parts.policies.values()
-    described = await asyncio.to_thread(describe_batch, step.trajectories, parts.policies, step.version)
+    stats |= step.measured | await asyncio.to_thread(describe_batch, step.trajectories, parts.policies, step.version)
     if any(policy.algorithm.keeps for policy in policies) or config.rollout.oversampling:
-        described["dropped_groups"] = float(parts.collector.newly_dropped())
+        stats["dropped_groups"] = float(parts.collector.newly_dropped())
     own = [policy.statistics for policy in policies]
     for count in (*parts.statistics, *(hook.statistics for hook in parts.hooks), *own):
-        described |= count()
-    return described
+        stats |= count()
+    record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+    for held in (step, *step.shares.values()):
+        await release(held.trajectories)
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
