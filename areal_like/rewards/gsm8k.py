@@ -16,8 +16,14 @@ _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _CURRENCY = re.compile(r"\\?\$|[€£¥₹]")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _SPECIAL = re.compile(r"<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
+_THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.*</think>", re.S)
+_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.S)
+_NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
 _PHRASE = re.compile(
-    r"\b(?:final |correct )?(?:answer|result)\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?|(?:^|\n)\s*A:|\b(?:option|choice)\s+(?=\(?[A-J]\)?[.\s*]*$)|答案(?:是|为)[：:]?",
+    r"\b(?:answer|result|option|choice|solution)\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?"
+    r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
+    r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
+    r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
     re.I,
 )
 _SPAN = re.compile(
@@ -25,8 +31,19 @@ _SPAN = re.compile(
     re.S,
 )
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
-_REASON = re.compile(r",?\s+(?:because|since|which|so that|where)\b.*", re.S)
-_OPERATOR = re.compile(r"\\?[-+*/^_=<>|!,:%·×÷±]|\.(?=\d)")
+_REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
+_CIRCUMSTANCE = re.compile(r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when)\s[^,=\n]*$")  # `18 by selling 9 eggs`
+_CONTRAST = re.compile(r",?\s+(?:\(?not|rather than|instead of)\s+[$\d][^,.;\n]*")  # `18, not 17`
+_OFFER = re.compile(r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|hope|i hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z", re.I)
+# words of a clause that does not state an answer
+_HEDGE = re.compile(
+    r"\b(?:not|never|cannot|either|neither|between|maybe|perhaps|possibly|might|could|guess|unsure|un(?:known|clear)|wrong|incorrect"
+    r"|how (?:many|much|long|far|old))\b|n't\b",
+    re.I,
+)
+_REFUSAL = re.compile(r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure)\b", re.I)
+_CLAUSE = re.compile(r"[,;:.!?。\n]\s|\b(?:so|therefore|thus|hence|but)\b", re.I)
+_UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|\b(?:is|are|equals|the|of|and|or))\s*$")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
 _PIECE = re.compile(
     r"\d[\d,]*\.?\d*|\.\d+|\\[a-zA-Z]+|\\?\$|[€£¥]|[-+*/^_=<>|!%(){}\[\]π√∞·×÷±−–°]|\\[{}]|,(?=\s*[-\d(\\])|(?<![A-Za-z])[A-Za-z](?![A-Za-z'])"
@@ -63,7 +80,15 @@ def final_answer(text: str) -> str | None:
 
 
 def _read_response(text: str) -> str:
-    text = _SPECIAL.sub("", text)
+    """Return the answer that a response states, after its thoughts and before another question."""
+    text = _THOUGHTS.sub("", _SPECIAL.sub("", text))
+    for question in _NEXT_QUESTION.finditer(text):
+        before = text[: question.start()]
+        if _PHRASE.search(before) or _find_marked(before) is not None:
+            text = before
+            break
+    if tagged := _TAGGED.findall(text):
+        text = tagged[-1]
     marked = _find_marked(text)
     return (_read_end(text) if marked is None else marked).strip()
 
@@ -132,20 +157,46 @@ def _digits(integer: str) -> tuple[bool, str]:
 def _find_marked(text: str) -> str | None:
     r"""Return the text after the last `####` or in the last `\boxed{}`, None if there is neither.
 
-    `####` before a title is a heading of Markdown.
+    Several that follow each other without a word are one list. `####` before a title is a heading of Markdown, and a
+    box that does not end is empty.
     """
-    marks = [(match.start(), match.end(), None) for match in _MARK.finditer(text)]
-    boxes = [(match.start(), match.end(), match) for match in _BOX.finditer(text)]
-    found = sorted([*marks, *boxes], key=lambda each: each[0], reverse=True)[:_MARKS]
-    for index, (start, end, box) in enumerate(found):
-        if box is not None:
-            return _cut_at_brace(text[end:]) if box[1] or box[3] else box[2]
-        line, _, rest = text[end:].strip().partition("\n")
-        if text[:start].endswith("**"):  # the mark is in bold, too
-            line = line.replace("**", "", 1)
-        if not _is_heading(line, rest, earlier=len(found) > index + 1):
-            return line
-    return None
+    found = sorted([*_MARK.finditer(text), *_BOX.finditer(text)], key=re.Match.start, reverse=True)[:_MARKS]
+    answers_found: list[str] = []
+    begin = 0
+    for index, match in enumerate(found):
+        is_mark = match.re is _MARK
+        content, end = _read_line(text, match) if is_mark else _read_box(text, match)
+        if answers_found and (match.re is not kind or end > begin or not _JOINT.fullmatch(text[end:begin])):
+            break
+        if is_mark and _is_heading(content, text[end:], earlier=len(found) > index + 1):
+            continue
+        if content not in answers_found:
+            answers_found.insert(0, content)
+        kind, begin = match.re, match.start()
+    return "; ".join(answers_found) if answers_found else None
+
+
+_JOINT = re.compile(r"(?:[\s$,;&]|\\[()\[\]]|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")
+
+
+def _read_line(text: str, mark: re.Match[str]) -> tuple[str, int]:
+    start = mark.end() + len(text[mark.end() :]) - len(text[mark.end() :].lstrip())
+    line = text[start:].partition("\n")[0]
+    end = start + len(line)
+    if text[: mark.start()].endswith("**"):  # the mark is in bold, too
+        line = line.replace("**", "", 1)
+    return line.strip(), end
+
+
+def _read_box(text: str, box: re.Match[str]) -> tuple[str, int]:
+    if not (box[1] or box[3]):
+        return box[2], box.end()
+    depth = 1
+    for index, character in enumerate(text[box.end() :], box.end()):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[box.end() : index], index + 1
+    return "", len(text)
 
 
 def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:
@@ -163,16 +214,17 @@ def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:
 
 
 def _read_end(text: str) -> str:
-    """Return the answer of a text without a mark: after `the answer is`, or the expression at its end."""
+    """Return the answer of a text without a mark: after `the answer is`, or the expression that it ends with."""
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
     if phrases := list(_PHRASE.finditer(text)):
-        said = _read_phrase(text[phrases[-1].end() :].lstrip())
-        if said:
-            return said
+        return _read_phrase(text[phrases[-1].end() :])
+    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", _OFFER.sub("", text).rstrip("*. "))).rstrip()
+    if text.endswith("?") or _UNFINISHED.search(text) or _REFUSAL.search(text):
+        return ""
     numbers = list(re.finditer(r"\d", text))
     spans = list(_SPAN.finditer(text))
     if spans and (not numbers or spans[-1].end() > numbers[-1].start()):
-        return next(group for group in spans[-1].groups() if group is not None)
+        return "" if _is_hedged(text, *spans[-1].span()) else spans[-1][spans[-1].lastgroup or 0]
     if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]", text):
         return text
     if not numbers:
@@ -180,12 +232,19 @@ def _read_end(text: str) -> str:
     return _read_expression(text, numbers[-1].start())
 
 
+def _is_hedged(text: str, start: int, end: int) -> bool:
+    """Return whether the clause around an expression does not state it as the answer."""
+    begin = max((match.end() for match in _CLAUSE.finditer(text, 0, start)), default=0)
+    stop = _SENTENCE.search(text, end)
+    around = f"{text[begin:start]} {text[end : stop.start() if stop else len(text)]}"
+    return _HEDGE.search(around) is not None or (stop is not None and stop[0] == "?")
+
+
 def _read_phrase(text: str) -> str:
-    span = _SPAN.match(text.lstrip("*: "))
-    if span:
-        return next(group for group in span.groups() if group is not None)
-    sentence = _SENTENCE.split(text, maxsplit=1)[0] if text else ""
-    return _REASON.sub("", sentence).strip()
+    text = text.lstrip("*_: \n\t")
+    if span := _SPAN.match(text):
+        return span[span.lastgroup or 0]
+    return _REASON.sub("", _SENTENCE.split(text, maxsplit=1)[0]).strip()
 
 
 def _read_expression(text: str, at: int) -> str:
@@ -193,11 +252,13 @@ def _read_expression(text: str, at: int) -> str:
     runs: list[tuple[int, int]] = []
     for piece in _PIECE.finditer(text):
         gap = text[runs[-1][1] : piece.start()].strip() if runs else ""
-        if runs and (not gap or (gap in ("or", "and") and "=" in text[slice(*runs[-1])])):
+        if runs and (not gap or gap == "or" or (gap == "and" and "=" in text[slice(*runs[-1])])):
             runs[-1] = runs[-1][0], piece.end()
         else:
             runs.append(piece.span())
     start, end = next(run for run in reversed(runs) if run[0] <= at < run[1])
+    if _is_hedged(text, start, end):
+        return ""
     found = re.sub(
         r"^(?:[aAI]\s+|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$", "", text[start:end]
     ).strip(" ,*_")
@@ -221,12 +282,3 @@ def _is_prose(text: str) -> bool:
     bare = re.sub(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}", " ", text)
     words = words_in(bare)
     return (len(words) >= 2 and _FULL_SENTENCE.search(bare) is not None) or (len(words) >= 2 and "\n" in bare.strip())
-
-
-def _cut_at_brace(text: str) -> str:
-    depth = 1
-    for index, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[:index]
-    return text
