@@ -7,8 +7,9 @@ from fractions import Fraction
 
 _LONGEST = 2000  # digits or powers of ten of a number that is read here
 
-_INTEGER = r"(?:\d{1,3}(?:(?:,|_|'| )\d{3})+(?!\d)|\d+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|\.\d+)"
+_INTEGER = r"(?:\d{1,3}(?:(?:,|_|'| )\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)"
+_EUROPEAN = r"\d{1,3}(?:(?:\.\d{3}){2,}(?:,\d+)?|(?:\.\d{3})+,\d+)(?![\d.,])"
+_DECIMAL = rf"(?:{_EUROPEAN}|{_INTEGER}(?:\.\d+)?|\.\d+)"
 _SIGNED = rf"[-+]?\s*{_DECIMAL}"
 _TEN = r"10\s*\^\s*(?:\{\s*([-+]?\s*\d+)\s*\}|([-+]?\d+))"
 _TIMES = r"\s*(?:\\times|\\cdot|[x*X])\s*"
@@ -237,6 +238,8 @@ def _value(name: str, groups: list[str | None]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
+    if re.fullmatch(_EUROPEAN, text):
+        text = text.replace(".", "").replace(",", ".")
     return Fraction(re.sub(r"[,_' ]", "", text).removeprefix("+"))
 
 
@@ -281,7 +284,7 @@ def is_unit(text: str) -> bool:
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
     if not text:
         return True
-    text = re.sub(r"^times as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b", "", text)
+    text = re.sub(r"^times(?:$| as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b)", "", text)
     text = re.sub(r"^(?:more|fewer|less|extra)\s+(?!than\b)(?=[a-z])|\bleft over\b", "", text, flags=re.I)
     bare = re.sub(r"(?<=[a-zA-Z])\s?\^\s*\{?-?[123]\}?|(?<=[cdkm]m)[23]\b", "", text)
     if re.search(r"[^\w\s.,;:'\"/&!?()*-]|\d|_|-\s|\s-|/(?!\s?[a-zA-Z])|^[!*]", bare):

@@ -48,10 +48,27 @@ _TRUTHS = ("yes", "no", "true", "false")
 
 def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     """Return whether an answer equals the reference; `symbolic` compares what only mathematics can."""
-    one, other = (_REVERSED.sub(r"\2=\1", _without_unit(plain(text))) for text in (given, wanted))
+    one, other = plain(given), plain(wanted)
+    if r"\pi" in one + other:
+        one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
+    if other.endswith("+ C"):
+        one = re.sub(r"\+\s*[ckK]$", "+ C", one)
+    one, other = (_REVERSED.sub(r"\2=\1", _ascending(_without_unit(text))) for text in (one, other))
     if re.match(r"[a-z]\s*=", other if _TUPLE.fullmatch(one) else one):  # `(x, y) = (1, 2)` is `x = 1, y = 2`
         one, other = _TUPLE.sub(_equations, one), _TUPLE.sub(_equations, other)
     return _equal(one, other, symbolic)
+
+
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+
+
+def _ascending(text: str) -> str:
+    """Return `3 > x > 1` as `1 < x < 3`."""
+    chain = re.fullmatch(r"([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)", text)
+    if chain is None:
+        return text
+    less = {">": "<"}
+    return f"{chain[5]}{less.get(chain[4], r'\le ')}{chain[3]}{less.get(chain[2], r'\le ')}{chain[1]}"
 
 
 def _equations(match: re.Match[str]) -> str:
@@ -80,11 +97,13 @@ def _equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
         return True
     for reader in (
         _as_truth,
+        _as_date,
         _as_time,
         _as_ratio,
         _as_amount,
         _as_choice,
         _as_relation,
+        _as_coordinates,
         _as_list,
         _as_bracket,
         _as_words,
@@ -132,6 +151,34 @@ def _as_truth(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     return None
 
 
+def _as_date(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
+    """Compare dates; one without a year fits each year."""
+    one, other = _date(given), _date(wanted)
+    if one is None or other is None:
+        return None
+    return one[1:] == other[1:] and (one[0] == other[0] or None in (one[0], other[0]))
+
+
+def _date(text: str) -> tuple[str | None, int, str] | None:
+    if match := re.fullmatch(r"(\d{4})[-/](\d\d?)[-/](\d\d?)", text):
+        return match[1], int(match[2]), match[3].lstrip("0")
+    month = _MONTH.search(text)
+    digits = re.findall(r"(?<!\d)\d{1,2}(?!\d)|\d{4}", text)
+    if month is None or re.search(r"[^\w\s,.]", text) or not 1 <= len(digits) <= 2 or len(words_in(text)) > 4:
+        return None
+    years = [each for each in digits if len(each) == 4]
+    days = [each.lstrip("0") for each in digits if len(each) < 4]
+    number = "janfebmaraprmayjunjulaugsepoctnovdec".index(month[0][:3].lower()) // 3 + 1
+    return (years or [None])[0], number, (days or [""])[0]
+
+
+_MONTH = re.compile(
+    r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
+    r"|dec(?:ember)?)\b",
+    re.I,
+)
+
+
 def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     one, other = _TIME.fullmatch(given), _TIME.fullmatch(wanted)
     if one is None or other is None:
@@ -142,12 +189,11 @@ def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 
 def _hours(time: re.Match[str]) -> set[int]:
-    """Return the hours that a time can mean: one of the two halves of the day, or what is written."""
+    """Return the hours that a time can mean: both halves of the day without `am` and `pm`."""
     hour = int(time[1])
-    if time[4] is None or not 1 <= hour <= 12:
-        return {hour, hour + 24 * (time[4] is None)} if hour > 12 or time[4] is None else {hour}
-    written = {hour} if (time[4].lower() == "a") == (hour < 12) else set()
-    return {hour % 12 + 12 * (time[4].lower() == "p"), *written}
+    if time[4] is None:
+        return {hour, (hour + 12) % 24} if 1 <= hour <= 12 else {hour}
+    return {hour % 12 + 12 * (time[4].lower() == "p")} if hour <= 12 else {hour}
 
 
 def _as_ratio(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -175,6 +221,8 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare letters of a choice; the text after a letter does not decide, and text alone is compared with it."""
+    if re.fullmatch(r"[A-J]{2,6}", wanted) and re.fullmatch(r"[A-J](?:\W+[A-J])+", given):
+        return sorted(wanted) == sorted(re.findall(r"\w", given))
     other = _CHOICE.fullmatch(wanted)
     if other is None or not _is_choice(other, wanted) or re.fullmatch("[a-j]", wanted):
         return None
@@ -217,6 +265,17 @@ _ELLIPSIS = re.compile(r"\.\.\.|\\[lc]?dots")
 _TUPLE = re.compile(r"\(([a-z](?:\s*,\s*[a-z])+)\)\s*=\s*\(([^()]*)\)")
 _REVERSED = re.compile(r"^([^=<>]*[^=<>\s\\][^=<>]*?)\s*=\s*([a-zA-Z])$")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|ne|neq)(?![a-z])")
+
+
+def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
+    """Compare `x = 1, y = 2` with `(1, 2)`."""
+    values = [] if _split_bracket(wanted) is None else _elements(given)
+    named = [match for value in values if (match := _LEFT.match(value))]
+    names = [match[1] for match in named]
+    if not names or len(names) < len(values) or names != sorted(set(names)):
+        return None
+    coordinates = ", ".join(value[match.end() :] for value, match in zip(values, named, strict=True))
+    return _equal(f"({coordinates})", wanted, symbolic)
 
 
 def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -280,8 +339,6 @@ def _as_bracket(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare tuples and intervals: the same brackets, and the same elements in order."""
     one, other = _split_bracket(given), _split_bracket(wanted)
     if one is None or other is None:
-        if other and len(other) > 3 and _elements(given)[1:]:
-            return False
         return None
     if (one[0], one[-1]) != (other[0], other[-1]) or len(one) != len(other):
         return False

@@ -158,7 +158,7 @@ def _find_marked(text: str) -> str | None:
     r"""Return the text after the last `####` or in the last `\boxed{}`, None if there is neither.
 
     Several that follow each other without a word are one list. `####` before a title is a heading of Markdown, and a
-    box that does not end is empty.
+    box that was cut off is empty.
     """
     found = sorted([*_MARK.finditer(text), *_BOX.finditer(text)], key=re.Match.start, reverse=True)[:_MARKS]
     answers_found: list[str] = []
@@ -196,7 +196,8 @@ def _read_box(text: str, box: re.Match[str]) -> tuple[str, int]:
         depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
             return text[box.end() : index], index + 1
-    return "", len(text)
+    rest = text[box.end() :].rstrip()
+    return (rest if rest.endswith(("}", ")", ".", "$")) else ""), len(text)  # else it was cut off
 
 
 def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:

@@ -22,7 +22,13 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal)(?![a-zA-Z])", " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\b0x([0-9a-fA-F]+)\b", r"\1_{16}"),
     (r"\\dbinom|\\tbinom", r"\\binom"),
+    (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
+    (r"\u221a\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+    (r"(?:\\sqrt|\u221a|\bsqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+    (r"\\frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}", r"\\text{ \1/\2}"),
     (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le "),
     (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge "),
     (r"\\neq(?![a-zA-Z])", r"\\ne "),
@@ -46,7 +52,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
 ]  # fmt: skip
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
-_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
+_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
 _WRAPPERS = [
     re.compile(pattern, re.S)
     for pattern in (

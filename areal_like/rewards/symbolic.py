@@ -28,6 +28,7 @@ def equal(given: str, wanted: str) -> bool:
     exact, because math-verify rounds to six places, and what it finds equal has to agree in numbers, because it takes
     small numbers for 0.
     """
+    wanted, given = _one_logarithm(wanted, given)
     parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
     if not all(parsed):
         return False
@@ -35,6 +36,13 @@ def equal(given: str, wanted: str) -> bool:
     if agree is not None:
         return agree
     return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _one_logarithm(wanted: str, given: str) -> list[str]:
+    """Return both answers with the natural logarithm if one has it: `\\log` without a base can mean it."""
+    if any(re.search(r"\\ln(?![a-z])", text) for text in (wanted, given)):
+        return [re.sub(r"\\log(?![a-z_])(?!\\s*_)", r"\\ln", text) for text in (wanted, given)]
+    return [wanted, given]
 
 
 def _exact(text: str) -> str:
