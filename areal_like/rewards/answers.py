@@ -51,6 +51,8 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     one, other = plain(given), plain(wanted)
     if r"\pi" in one + other:
         one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
+    if not re.search(r"[\d\\]", one):
+        one = _COPULA.sub("", one)
     if other.endswith("+ C"):
         one = re.sub(r"\+\s*[ckK]$", "+ C", one)
     one, other = (_REVERSED.sub(r"\2=\1", _ascending(_without_unit(text))) for text in (one, other))
@@ -59,6 +61,7 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     return _equal(one, other, symbolic)
 
 
+_COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
@@ -214,6 +217,9 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         return None
     if one := read_amount(given):
         return one.equals(other)
+    if remark := re.fullmatch(r"(.*[a-z])\s+\((.*\d.*)\)", given):  # `160 minutes (2 hours and 40 minutes)`
+        one, again = read_amount(remark[1]), read_amount(remark[2])
+        return one is not None and again is not None and one.equals(other) and one.equals(again)
     if "=" in given:
         return _equal(given.rpartition("=")[2].strip(), wanted, symbolic)
     return None
@@ -247,13 +253,20 @@ def _as_relation(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if _SEPARATOR.search(_outside_brackets(given + wanted)):
         return None
     if one and other:
-        same = len({_name_left(each[1]) for each in (one, other)}) == 1
-        return _equal(given[one.end() :], wanted[other.end() :], symbolic) if same else None
+        value = given[one.end() :]
+        if (f := _FUNCTION.fullmatch(one[1])) and (g := _FUNCTION.fullmatch(other[1])) and f[1] == g[1]:
+            value = re.sub(rf"(?<![a-zA-Z\\]){f[2]}(?![a-zA-Z])", g[2], value)  # `f(n) = n + 1` is `f(x) = x + 1`
+        elif len({_name_left(each[1]) for each in (one, other)}) > 1:
+            return None
+        return _equal(value, wanted[other.end() :], symbolic)
     if one and "=" not in wanted and not _INEQUALITY.search(wanted):
         return _equal(given[one.end() :], wanted, symbolic)
     if other and "=" not in given and not _INEQUALITY.search(given) and "=" not in wanted[other.end() :]:
         return _equal(given, wanted[other.end() :], symbolic)
     return None
+
+
+_FUNCTION = re.compile(r"([a-zA-Z])\(([a-zA-Z])\)")
 
 
 def _name_left(text: str) -> str:
@@ -363,9 +376,15 @@ def _as_words(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if one and one == other:
         return True
     if words_in(given) or words_in(wanted):
-        products = [_PRODUCT.fullmatch(text) is not None or not words_in(text) for text in (given, wanted)]
-        return None if all(products) else False
+        return None if all(_is_product(text) for text in (given, wanted)) else False
     return None
+
+
+def _is_product(text: str) -> bool:
+    """Return whether the words of a text are products of variables."""
+    words = words_in(text)
+    is_expression = re.search(r"[-+=^*/\d]", text) is not None
+    return all(_PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
 
 
 def _words(text: str) -> str:

@@ -7,6 +7,7 @@ answer is the one that it marks, or the expression, taken whole, at its end.
 import re
 
 from areal_like.rewards import answers
+from areal_like.rewards.amounts import NUMBER_WORDS
 from areal_like.rewards.notation import plain, words_in
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
@@ -32,17 +33,17 @@ _SPAN = re.compile(
 )
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
-_CIRCUMSTANCE = re.compile(r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when)\s[^,=\n]*$")  # `18 by selling 9 eggs`
+_CIRCUMSTANCE = re.compile(r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$")  # `18 by selling 9 eggs`
 _CONTRAST = re.compile(r",?\s+(?:\(?not|rather than|instead of)\s+[$\d][^,.;\n]*")  # `18, not 17`
 _OFFER = re.compile(r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|hope|i hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z", re.I)
-# words of a clause that does not state an answer
+# before or behind an expression that is not stated as the answer
 _HEDGE = re.compile(
-    r"\b(?:not|never|cannot|either|neither|between|maybe|perhaps|possibly|might|could|guess|unsure|un(?:known|clear)|wrong|incorrect"
-    r"|how (?:many|much|long|far|old))\b|n't\b",
-    re.I,
+    r"(?:\bbetween [\s$\\\d.,]+ and|\b(?:not|never|maybe|perhaps|possibly|either|between|(?:could|might|may) (?:\w+ )?be)|n't)\s+(?:be |equal (?:to )?)?[\s$*(]*$", re.I
 )
-_REFUSAL = re.compile(r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure)\b", re.I)
-_CLAUSE = re.compile(r"[,;:.!?。\n]\s|\b(?:so|therefore|thus|hence|but)\b", re.I)
+_DENIAL = re.compile(r"[\s$*)]*(?:is|was) (?:not (?:the|correct|right|possible|enough)|wrong|incorrect|impossible)\b", re.I)
+_REFUSAL = re.compile(
+    r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure|not enough information)\b", re.I
+)
 _UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|\b(?:is|are|equals|the|of|and|or))\s*$")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
 _PIECE = re.compile(
@@ -219,9 +220,10 @@ def _read_end(text: str) -> str:
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
     if phrases := list(_PHRASE.finditer(text)):
         return _read_phrase(text[phrases[-1].end() :])
-    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", _OFFER.sub("", text).rstrip("*. "))).rstrip()
+    text = _OFFER.sub("", text).rstrip("*. ")
     if text.endswith("?") or _UNFINISHED.search(text) or _REFUSAL.search(text):
         return ""
+    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", text)).rstrip()
     numbers = list(re.finditer(r"\d", text))
     spans = list(_SPAN.finditer(text))
     if spans and (not numbers or spans[-1].end() > numbers[-1].start()):
@@ -229,16 +231,15 @@ def _read_end(text: str) -> str:
     if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]", text):
         return text
     if not numbers:
-        return text if len(words_in(text)) <= 12 else ""
+        spelled = list(_SPELLED.finditer(text))
+        return text[spelled[-1].start() :] if spelled else text if len(words_in(text)) <= 12 else ""
     return _read_expression(text, numbers[-1].start())
 
 
 def _is_hedged(text: str, start: int, end: int) -> bool:
-    """Return whether the clause around an expression does not state it as the answer."""
-    begin = max((match.end() for match in _CLAUSE.finditer(text, 0, start)), default=0)
+    """Return whether the words around an expression do not state it as the answer."""
     stop = _SENTENCE.search(text, end)
-    around = f"{text[begin:start]} {text[end : stop.start() if stop else len(text)]}"
-    return _HEDGE.search(around) is not None or (stop is not None and stop[0] == "?")
+    return bool(_HEDGE.search(text[:start]) or _DENIAL.match(text, end) or (stop and stop[0] == "?"))
 
 
 def _read_phrase(text: str) -> str:
@@ -257,7 +258,11 @@ def _read_expression(text: str, at: int) -> str:
             runs[-1] = runs[-1][0], piece.end()
         else:
             runs.append(piece.span())
-    start, end = next(run for run in reversed(runs) if run[0] <= at < run[1])
+    sentence = max((match.end() for match in _SENTENCE.finditer(text, 0, at)), default=0)
+    results = [run for run in runs if run[0] >= sentence and re.search(r"=\s*[^\s=]*\d", text[slice(*run)])]
+    if results and re.search(r"\b(?:rounds?|rounded|which is|meaning)\b", text[results[-1][1] :]):
+        results = []
+    start, end = results[-1] if results else next(run for run in reversed(runs) if run[0] <= at < run[1])
     if _is_hedged(text, start, end):
         return ""
     found = re.sub(
@@ -273,6 +278,7 @@ def _read_expression(text: str, at: int) -> str:
     return found.rpartition("=")[2].strip() if re.fullmatch(r"[^a-zA-Z\\]*", found) else found
 
 
+_SPELLED = re.compile(rf"\b(?:(?:{'|'.join(NUMBER_WORDS)})\b[\s-]*(?:and\s)?)+(?<!\bone )", re.I)
 _MAGNITUDES = ["hundred", "thousand", "million", "billion", "trillion", "dozen", "thousandths", "hundredths", "tenths"]
 
 

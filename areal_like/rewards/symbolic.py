@@ -46,6 +46,7 @@ def _one_logarithm(wanted: str, given: str) -> list[str]:
 
 
 def _exact(text: str) -> str:
+    text = re.sub(r"(?<![\w)}])(\w)!\s*\^", r"{(\1!)}^", text)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
     return _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
