@@ -135,7 +135,7 @@ for _dimension, _names in {
     "time": "s sec second=1 min minute=60 h hr hour=3600 day=86400 week=604800",
     "volume": "ml mL milliliter millilitre=1 l L liter litre=1000",
     "money": "cent penny pennies=1 usd dollar buck=100", "euro": "eur euro=1", "pound sterling": "gbp=1", "yen": "jpy yen=1",
-    "rupee": "inr rs rupee=1", "power": "w W watt=1 kw kW kilowatt=1000", "angle": "degree deg=1",
+    "rupee": "inr rs rupee=1", "celsius": "celsius=1", "fahrenheit": "fahrenheit=1", "power": "w W watt=1 kw kW kilowatt=1000", "angle": "degree deg=1",
 }.items():  # fmt: skip
     for _group in re.findall(r"([^=]+)=([\d.]+)", _names):
         for _name in _group[0].split():
@@ -174,6 +174,7 @@ def read_amount(text: str) -> Amount | None:
 def _read_amount(text: str) -> Amount | None:
     if (spelled := _read_spelled(text)) is not None:
         text = spelled
+    text = re.sub(r"\$\s*(\d+) and (?=\d\d? cents)", r"\1 dollars and ", text)
     currency = next((name for sign, name in _CURRENCIES.items() if sign in text), "")
     if currency == "eur" and (comma := re.search(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d\d)(?!\d)", text)):
         text = f"{text[: comma.start()]}{comma[1].replace('.', '')}.{comma[2]}{text[comma.end() :]}"
@@ -304,6 +305,8 @@ def is_unit(text: str) -> bool:
 def _unit(text: str) -> tuple[str, Fraction]:
     """Return the dimension and size of a unit; an empty dimension if it is unknown."""
     text = re.sub(r"\s*\(.*\)$", "", text.strip().strip(".")).replace(" per ", "/").replace("{", "").replace("}", "")
+    if temperature := re.match(r"degrees? ([CF])", text, re.I):
+        text = "celsius" if temperature[1].lower() == "c" else "fahrenheit"
     text = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}.get(text, text)
     above, *below = [part.strip() for part in text.split("/")]
     if below:

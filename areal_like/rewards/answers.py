@@ -18,7 +18,7 @@ _CHOICE = re.compile(
 _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?|(?=\s*[ap]\.?\s?m\b))\s*(?:([ap])\.?\s?m\b\.?)?", re.I)
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*(?::|\bto\b)\s*\d+(?:\.\d+)?)+")
 _LEFT = re.compile(
-    r"((?:[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
+    r"((?:\\frac\{d\w\}\{d\w\}|[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
 )
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))|,(?<!\d,)|;|\b(?:and|or)\b|\\cup(?![a-z])|\\(?:lor|vee|land|wedge)(?![a-z])")
 _PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")
@@ -51,6 +51,10 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     one, other = plain(given), plain(wanted)
     if r"\pi" in one + other:
         one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
+    moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
+    if len(set(moduli)) > 1:
+        return False
+    one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
     if not re.search(r"[\d\\]", one):
         one = _COPULA.sub("", one)
     if other.endswith("+ C"):
@@ -61,6 +65,7 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     return _equal(one, other, symbolic)
 
 
+_MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
@@ -282,6 +287,8 @@ _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|ne|neq)(?![a-z])")
 
 def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare `x = 1, y = 2` with `(1, 2)`."""
+    if _split_bracket(given) is not None and "=" in wanted:
+        given, wanted = wanted, given
     values = [] if _split_bracket(wanted) is None else _elements(given)
     named = [match for value in values if (match := _LEFT.match(value))]
     names = [match[1] for match in named]
@@ -296,6 +303,8 @@ def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     one, other = _elements(given), _elements(wanted)
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
+    if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):
+        return symbolic(rf"\{{{','.join(each.rpartition('=')[2] for each in one)}\}}", wanted)  # roots of an equation
     if r"\cup" in given + wanted and len(one) != len(other):
         return None
     if len(one) == len(other) == 1:

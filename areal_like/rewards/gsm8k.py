@@ -16,7 +16,7 @@ _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|(\d[\d.,]*(?<=\d)|[^\s{}]))|\\fbox\s*(\{
 _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _CURRENCY = re.compile(r"\\?\$|[€£¥₹]")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
-_SPECIAL = re.compile(r"<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
+_SPECIAL = re.compile(r"<<[^<>\n]*>>|<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
 _THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.*</think>", re.S)
 _TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.S)
 _NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
@@ -220,6 +220,8 @@ def _read_end(text: str) -> str:
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
     if phrases := list(_PHRASE.finditer(text)):
         return _read_phrase(text[phrases[-1].end() :])
+    if truth := re.match(r"(yes|no|true|false),?\s+(?:because|since|as)\b", text, re.I):
+        return truth[1]
     text = _OFFER.sub("", text).rstrip("*. ")
     if text.endswith("?") or _UNFINISHED.search(text) or _REFUSAL.search(text):
         return ""
@@ -266,7 +268,7 @@ def _read_expression(text: str, at: int) -> str:
     if _is_hedged(text, start, end):
         return ""
     found = re.sub(
-        r"^(?:[aAI]\s+|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$", "", text[start:end]
+        r"^(?:[aAI]\s+|=>\s*|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$", "", text[start:end]
     ).strip(" ,*_")
     while found[-1:] in tuple("([{=-+") and found:
         found = found[:-1].rstrip()

@@ -52,6 +52,12 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}", lambda match: f"({re.sub(r'\\\\|&', ',', match[1].strip().removesuffix(chr(92) * 2))})"),
     (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:](?!.*\|.*\|)(.*)\\\}", r"\1"),
     (r"\|([a-zA-Z])\|\s*(<|\\le)\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"-\3 \2 \1 \2 \3"),
+    (r"\|([a-zA-Z])\|\s*>\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"\1 < -\2 or \1 > \2"),
+    (r"\\(?:text)?color\s*\{\w+\}", ""),
+    (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
+    (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
+    (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
+    (r"\\equiv(?![a-zA-Z])", "="),
     (r"[`]+", ""),
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
 ]  # fmt: skip

@@ -32,6 +32,9 @@ def equal(given: str, wanted: str) -> bool:
     parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
     if not all(parsed):
         return False
+    if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
+        roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
+        return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
     agree = _agree(parsed[0][0], parsed[1][0])
     if agree is not None:
         return agree
@@ -57,6 +60,7 @@ def _agree(one: Any, other: Any) -> bool | None:
     if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
         return None
     one, other = (each.subs({name: sympy.I for name in each.free_symbols if str(name) == "i"}) for each in (one, other))
+    one, other = (each.doit() if each.has(sympy.Sum, sympy.Product) else each for each in (one, other))
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     if not symbols:
         one, other = (each.doit() for each in (one, other))
