@@ -57,6 +57,8 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
     if not re.search(r"[\d\\]", one):
         one = _COPULA.sub("", one)
+    if (r"\begin{pmatrix}" in one) != (r"\begin{pmatrix}" in other):
+        one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
     if other.endswith("+ C"):
         one = re.sub(r"\+\s*[ckK]$", "+ C", one)
     one, other = (_REVERSED.sub(r"\2=\1", _ascending(_without_unit(text))) for text in (one, other))
@@ -65,9 +67,14 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     return _equal(one, other, symbolic)
 
 
+_VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
 _MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+
+
+def _tuple(vector: re.Match[str]) -> str:
+    return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
 
 
 def _ascending(text: str) -> str:

@@ -18,10 +18,10 @@ _CURRENCY = re.compile(r"\\?\$|[€£¥₹]")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
 _SPECIAL = re.compile(r"<<[^<>\n]*>>|<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
 _THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.*</think>", re.S)
-_TAGGED = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.S)
+_TAGGED = re.compile(r"[<\[]answer[>\]](.*?)(?:[<\[]/answer[>\]]|\Z)", re.S | re.I)
 _NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
 _PHRASE = re.compile(
-    r"\b(?:answer|result|option|choice|solution)\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?"
+    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?"
     r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
     r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
     r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
@@ -230,7 +230,7 @@ def _read_end(text: str) -> str:
     spans = list(_SPAN.finditer(text))
     if spans and (not numbers or spans[-1].end() > numbers[-1].start()):
         return "" if _is_hedged(text, *spans[-1].span()) else spans[-1][spans[-1].lastgroup or 0]
-    if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]", text):
+    if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]|[A-J][.:)]\s", text):
         return text
     if not numbers:
         spelled = list(_SPELLED.finditer(text))
@@ -246,9 +246,14 @@ def _is_hedged(text: str, start: int, end: int) -> bool:
 
 def _read_phrase(text: str) -> str:
     text = text.lstrip("*_: \n\t")
-    if span := _SPAN.match(text):
-        return span[span.lastgroup or 0]
-    return _REASON.sub("", _SENTENCE.split(text, maxsplit=1)[0]).strip()
+    spans, at = [], 0
+    while span := _SPAN.match(text, at):
+        spans.append(span[span.lastgroup or 0])
+        joint = re.compile(r",?\s*(?:and|or)?\s*").match(text, span.end())
+        at = joint.end() if joint else span.end()
+    if spans:
+        return "; ".join(spans)
+    return _CONTRAST.sub("", _REASON.sub("", _SENTENCE.split(text, maxsplit=1)[0])).strip()
 
 
 def _read_expression(text: str, at: int) -> str:

@@ -32,6 +32,9 @@ def equal(given: str, wanted: str) -> bool:
     parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
     if not all(parsed):
         return False
+    for each in parsed:
+        if isinstance(each[0], sympy.MatrixExpr):
+            each[0] = each[0].doit()
     if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
         roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
         return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
@@ -52,6 +55,7 @@ def _exact(text: str) -> str:
     text = re.sub(r"(?<![\w)}])(\w)!\s*\^", r"{(\1!)}^", text)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
+    text = re.sub(r"\}\s*(\d+(?!\.))", r"}{\1}", text)  # math-verify takes `\frac{a}{b}c} 1` for `\frac{a}{1}`
     return _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
 
 
