@@ -192,9 +192,15 @@ class Run:
 
 
 @contextmanager
-def run(folder: Path, *overrides: str, script: Path = SCRIPT, config: Path = CONFIG) -> Iterator[Run]:
+def run(
+    folder: Path,
+    *overrides: str,
+    script: Path = SCRIPT,
+    config: Path = CONFIG,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Run]:
     """Start a run, and end it at the latest with the block."""
-    started = Run(folder, *overrides, script=script, config=config)
+    started = Run(folder, *overrides, script=script, config=config, env=env)
     try:
         yield started
     finally:
