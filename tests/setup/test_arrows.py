@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INTERFACE = "the package itself"  # `__init__.py`, the Python interface
+LONGEST = 50  # lines of a function
 MOST = 20  # modules in a chain of imports, and modules of ours that one imports
 # Modules and folders of areal_like/ from the bottom up: each imports only those before it.
 ORDER = [
@@ -144,6 +145,17 @@ def test_no_chain_of_imports_is_long():
 
 def test_no_module_imports_many_of_ours():
     assert [f"{module}: {len(names)}" for module, names in GRAPH.items() if len(names) > MOST] == []
+
+
+def test_no_function_is_longer_than_a_screen():
+    long = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
+        for module, file in BOTH.items()
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > LONGEST
+    ]
+    assert long == []
 
 
 def test_the_compiler_imports_nothing_of_the_engine():
