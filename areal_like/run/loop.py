@@ -59,10 +59,6 @@ async def reinforce(
         await hook.start()
     async with asyncio.TaskGroup() as tasks:
 
-        def evaluation(done: int) -> asyncio.Task[None] | None:
-            due = parts.evaluator.due(done, steps)
-            return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
-
         async def keep(state: RunState, *, now: bool) -> None:
             if parts.recovery:
                 await parts.recovery.keep(state, tasks, now=now, evaluating=evaluating, record=record.state)
@@ -70,7 +66,7 @@ async def reinforce(
         record.start()
         state = start = resumed or RunState()
         parts.collector.publish(state.version)
-        evaluating = None if resumed else evaluation(0)
+        evaluating = None if resumed else _start_evaluation(parts, tasks, 0, steps, record)
         if config.warm_start and not resumed:
             await keep(state, now=True)
         for version in range(state.version, steps):
@@ -85,7 +81,7 @@ async def reinforce(
             stats = await _train(parts, step, record)
             state = _note_place(config, parts, step, missing=0 if stats else state.missing_in_row + 1)
             await _publish(config, parts, step, record, evaluating)
-            evaluating = evaluation(step.done)
+            evaluating = _start_evaluation(parts, tasks, step.done, steps, record)
             await _follow(parts, step, record)
             await _save(config, parts, record, step.done, last=step.done == steps)
             tasks.create_task(record.samples(step.done, step.trajectories))
@@ -218,6 +214,14 @@ async def _report(
     record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
     for held in (step, *step.shares.values()):
         await release(held.trajectories)
+
+
+def _start_evaluation(
+    parts: Parts, tasks: asyncio.TaskGroup, done: int, steps: int, record: Record
+) -> asyncio.Task[None] | None:
+    """Start the evaluation of a version if one is due."""
+    due = parts.evaluator.due(done, steps)
+    return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:
