@@ -53,6 +53,7 @@ class Parts:
     tokens: Callable[[], Mapping[str, float]] = dict  # the token ledger
     teacher: Callable[[], Mapping[str, float]] = dict  # responses that the teacher could not score, since the last call
     servers: Callable[[], Mapping[str, float]] = dict  # server statistics since the last call
+    load: Callable[[], Mapping[str, float]] = dict  # of the servers, now
     recovery: Recovery | None = None
     stop: Stop = field(default_factory=lambda: Stop(None, lambda text: None))
     sharing: Sharing = RESIDENT
@@ -128,7 +129,7 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
     cannot save in the servers' time slice.
     """
     await parts.sharing.to_servers()
-    with record.phase("wait for rollouts"):
+    with record.waiting(lambda: _present(parts)):
         if parts.recovery and parts.sharing is RESIDENT:
             trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
         else:
@@ -143,6 +144,16 @@ async def _next_batch(parts: Parts, record: Record, evaluating: asyncio.Task[Non
             await asyncio.gather(*(alarm.score(own) for alarm, own in probed))
     await parts.sharing.to_trainer(evaluating)
     return trajectories
+
+
+def _present(parts: Parts) -> dict[str, float]:
+    """Return the metrics that name the cause of a wait for rollouts, so far; see WaitingNotes."""
+    judged = [policy.rewards for policy in parts.policies.values()] or [parts.rewards]
+    return {
+        "rollout/dropped_groups": float(parts.collector.dropped),
+        "reward/queue_seconds_mean": max(rewards.queue_seconds_mean() for rewards in judged),
+        **parts.load(),
+    }
 
 
 async def _train_and_compare(

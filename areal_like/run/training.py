@@ -89,6 +89,7 @@ async def train(
             critic=trainers.roles.get("critic"),
             tokens=lambda: token_ledger(pool, collector, evaluator.tokens),
             servers=pool.statistics,
+            load=pool.load,
             recovery=stop.recovery,
             stop=stop,
             sharing=sharing,

@@ -399,7 +399,7 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: p
     parts = cast(
         Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting, policies={}, recovery=None, stop=stop)
     )
-    record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
+    record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext(), waiting=lambda present: nullcontext()))
     asyncio.run(loop._next_batch(parts, record, None))
     monkeypatch.setattr(loop, "train_step", train)
     asyncio.run(loop._train_and_compare(cast(Any, None), parts, [], 0, record))

@@ -58,7 +58,7 @@ async def step(scenes: dict[str, Scene], version: int) -> dict[str, float]:
     }
     alarms = {name: scene.alarm for name, scene in scenes.items()}
     parts = Parts(*[unused] * 6, policies=policies, alarms=alarms)
-    record: Any = SimpleNamespace(phase=lambda name: nullcontext())
+    record: Any = SimpleNamespace(phase=lambda name: nullcontext(), waiting=lambda present: nullcontext())
     trajectories = await loop._next_batch(parts, record, None)
     stats, probed = await loop._train_and_compare(cast(Any, None), parts, trajectories, version, record)
     assert stats["math/logprob_diff"] == stats["code/logprob_diff"] == 0
