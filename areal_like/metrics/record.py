@@ -12,6 +12,7 @@ from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, now, recording, span
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
+from areal_like.metrics.part_names import PartNames
 from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import Decode, Sample, escape, pick, reward_of, sample_of, thin_out, write_samples
@@ -59,6 +60,7 @@ class Record:
         if self._report:
             self._report.describe(self._about)
         self._sinks, self._waiting_notes = list(sinks), waiting
+        self._part_names = PartNames(view.say)
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
@@ -207,6 +209,7 @@ class Record:
         """
         began, events = self._step_began, self._drain()
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
+        stats = self._part_names.limit(stats)
         scalars = step_scalars(stats, events, began, self._step_began, rollout_tokens)
         self._last = step
         if "reward" in stats:
