@@ -33,16 +33,25 @@ _SPAN = re.compile(
 )
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
-_CIRCUMSTANCE = re.compile(r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$")  # `18 by selling 9 eggs`
+_CIRCUMSTANCE = re.compile(
+    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$"
+)  # `18 by selling 9 eggs`
 _CONTRAST = re.compile(r",?\s+(?:\(?not|rather than|instead of)\s+[$\d][^,.;\n]*")  # `18, not 17`
-_OFFER = re.compile(r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|hope|i hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z", re.I)
+_OFFER = re.compile(
+    r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|hope|i hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z",
+    re.I,
+)
 # before or behind an expression that is not stated as the answer
 _HEDGE = re.compile(
-    r"(?:\bbetween [\s$\\\d.,]+ and|\b(?:not|never|maybe|perhaps|possibly|either|between|(?:could|might|may) (?:\w+ )?be)|n't)\s+(?:be |equal (?:to )?)?[\s$*(]*$", re.I
+    r"(?:\bbetween [\s$\\\d.,]+ and|\b(?:not|never|maybe|perhaps|possibly|either|between|(?:could|might|may) (?:\w+ )?be)|n't)\s+(?:be |equal (?:to )?)?[\s$*(]*$",
+    re.I,
 )
-_DENIAL = re.compile(r"[\s$*)]*(?:is|was) (?:not (?:the|correct|right|possible|enough)|wrong|incorrect|impossible)\b", re.I)
+_DENIAL = re.compile(
+    r"[\s$*)]*(?:is|was) (?:not (?:the|correct|right|possible|enough)|wrong|incorrect|impossible)\b", re.I
+)
 _REFUSAL = re.compile(
-    r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure|not enough information)\b", re.I
+    r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure|not enough information)\b",
+    re.I,
 )
 _UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|\b(?:is|are|equals|the|of|and|or))\s*$")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
@@ -163,7 +172,7 @@ def _find_marked(text: str) -> str | None:
     """
     found = sorted([*_MARK.finditer(text), *_BOX.finditer(text)], key=re.Match.start, reverse=True)[:_MARKS]
     answers_found: list[str] = []
-    begin = 0
+    kind, begin = _MARK, 0
     for index, match in enumerate(found):
         is_mark = match.re is _MARK
         content, end = _read_line(text, match) if is_mark else _read_box(text, match)

@@ -40,6 +40,7 @@ class Parts:
     models: Models = field(default_factory=Models)
     statistics: Sequence[Callable[[], Mapping[str, float]]] = ()  # since the last call, of what the parts use
     hooks: Sequence[Hook] = ()  # of capabilities
+    load: Callable[[], Mapping[str, float]] = dict  # of the servers, now
     recovery: Recovery | None = None
     stop: Stop = field(default_factory=lambda: Stop(None, lambda text: None))
     sharing: Sharing = RESIDENT
@@ -104,7 +105,7 @@ async def _next_step(
     cannot save in the servers' time slice.
     """
     await parts.sharing.to_servers()
-    with record.phase("wait for rollouts"):
+    with record.waiting(lambda: _present(parts)):
         if parts.recovery and parts.sharing is RESIDENT:
             trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
         else:
@@ -125,6 +126,15 @@ async def _check_logprobs(parts: Parts, step: TrainingStep, record: Record) -> N
         for name, share in step.shares.items():
             if share.trajectories:
                 await check_logprobs(parts.policies[name].config, parts.policies[name].trainer, share.trajectories)
+
+
+def _present(parts: Parts) -> dict[str, float]:
+    """Return the metrics that name the cause of a wait for rollouts, so far; see WaitingNotes."""
+    return {
+        "rollout/dropped_groups": float(parts.collector.dropped),
+        "reward/queue_seconds_mean": max(each.rewards.queue_seconds_mean() for each in parts.policies.values()),
+        **parts.load(),
+    }
 
 
 async def _train(parts: Parts, step: TrainingStep, record: Record) -> dict[str, float]:

@@ -82,4 +82,5 @@ async def _make_parts(
         models=Models(trainers.reference, trainers.roles.get("critic"), baselines),
         statistics=(*parts.statistics, lambda: token_ledger(pool, collector, evaluator.tokens), pool.statistics),
         hooks=make_hooks(started),
+        load=pool.load,
     )
