@@ -116,6 +116,7 @@ def table(events: Iterable[Event]) -> dict[str, Any]:
 
 def _kind(name: str) -> str:
     """Return a kernel's name without namespaces, template arguments and what follows them."""
+    name = name.replace("(anonymous namespace)::", "")
     depths = accumulate((char == "<") - (char == ">") for char in name)
     plain = "".join(char for char, depth in zip(name, depths, strict=True) if depth == 0 and char != ">")
     return plain.removeprefix("void ").partition("(")[0].rpartition("::")[2].strip() or name[:60]
