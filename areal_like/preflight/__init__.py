@@ -24,6 +24,7 @@ from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.router_replay import check_router_replay, find_routes
 from areal_like.preflight.several_adapters import check_several_adapters
 from areal_like.preflight.sharing import check_sharing, describe_sharing
+from areal_like.preflight.step_time import describe_step
 from areal_like.preflight.teacher import check_teacher
 from areal_like.preflight.unnamed import name_unfinished
 from areal_like.preflight.view import view_roles
@@ -90,6 +91,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
     decided = (policies.steps, located, sharing, models, *find_routes(config, spec, plan))
     job = Job(config, device, plan, algorithm, tokenizer, train, _name_evaluations(policies.each[0].prompts), *decided)
+    if dry_run and device == "cuda":
+        job = replace(job, step_time=describe_step(config, plan, role_specs, images))
     if config.adapters:
         job = replace(job, adapters=[_of_adapter(job, view) for view in policies.each])
     others = [replace(job, config=changed, plan=other) for changed, other in layouts]
