@@ -73,6 +73,8 @@ class MegatronEngine(BaseEngine):
             trained = spec.optimizer is not None
             self._wrapped = optimizer.wrap_models(self._models, config, trained=trained, overlap=overlap)
             group_products(self._models, sends_early=optimizer.sends_early(self._wrapped[-1]))
+            if trained and config.megatron.override_transformer_config.get("gradient_accumulation_fusion"):
+                optimizer.fuse_gradients(self._models)
             if spec.optimizer is not None:
                 steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
                 self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)

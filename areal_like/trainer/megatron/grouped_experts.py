@@ -85,4 +85,5 @@ class _Products(torch.autograd.Function):
             return of_x, None, None, None
         for weight in weights:
             weight.grad_added_to_main_grad = True  # Megatron's hook adds the gradient otherwise
-        return of_x, None, None, *map(torch.empty_like, weights)
+        unread = torch.empty_like(weights[0])
+        return of_x, None, None, *(unread.detach() for _ in weights)
