@@ -107,3 +107,22 @@ def test_layers_are_grouped(monkeypatch):
 )
 def test_layers_that_kernels_do_not_support_stay_as_they_are(monkeypatch, config, sizes):
     assert grouped_experts.group_products([make_experts(monkeypatch, config, **sizes)], sends_early=False) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("splits", [[3, 0, 500, 1], [0, 0, 0, 504], [129, 127, 128, 120]])
+@pytest.mark.parametrize("forward", [grouped_experts._forward, grouped_experts._forward_early])
+def test_kernels_of_a_gpu_compute_the_same(splits, forward):
+    """Groups of any size, also where a group's tokens do not fill a tile."""
+    layer = make_layer(outputs=192, inputs=256).to("cuda", torch.bfloat16)
+    for weight in layer.parameters():
+        weight.main_grad = torch.ones_like(weight, dtype=torch.float32)
+    x = torch.randn(504, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    expected = one_by_one(layer, x, splits)
+    of_x, *of_weights = torch.autograd.grad(expected.sum(), [x, *layer.parameters()])
+    output, _ = forward(layer, x, splits)
+    output.sum().backward()
+    torch.testing.assert_close(output, expected, atol=0.2, rtol=0.02)
+    torch.testing.assert_close(x.grad, of_x, atol=0.2, rtol=0.02)
+    for weight, gradient in zip(layer.parameters(), of_weights, strict=True):
+        torch.testing.assert_close(weight.main_grad, 1 + gradient.float(), atol=0.5, rtol=0.02)
