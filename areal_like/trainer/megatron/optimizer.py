@@ -15,6 +15,7 @@ from megatron.core.utils import get_model_config
 
 from areal_like.config import schema
 from areal_like.trainer.engine import Part
+from areal_like.trainer.megatron.grouped_experts import group_products
 
 # Losses are summed over tokens: 2**16 would overflow immediately. A skipped step loses a batch, so one lowers the
 # scale.
@@ -27,14 +28,19 @@ def wrap_models(
 ) -> list[torch.nn.Module]:
     """Wrap the chunks for mixed precision and, if they are trained, for data parallelism with gradient buffers.
 
+    Experts get grouped products where these support them.
+
     `overlap` is the value for `overlap_grad_reduce: null`: whether gradients are sent while others are computed.
     """
     config = get_model_config(models[0])
     chunks = [model if engine.dtype == "float32" else _in_half(config, model) for model in models]
-    if not trained:
-        return [chunk.requires_grad_(False) for chunk in chunks]
     megatron = engine.megatron
     overlap = overlap if megatron.overlap_grad_reduce is None else megatron.overlap_grad_reduce
+    group_products(chunks, sends_early=trained and overlap)
+    if not trained:
+        return [chunk.requires_grad_(False) for chunk in chunks]
+    if megatron.override_transformer_config.get("gradient_accumulation_fusion"):
+        _fuse_gradients(chunks)
     ddp = DistributedDataParallelConfig(
         grad_reduce_in_fp32=megatron.main_grads_dtype == "float32",
         use_distributed_optimizer=megatron.use_distributed_optimizer,
@@ -45,7 +51,7 @@ def wrap_models(
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
 
 
-def fuse_gradients(models: list[torch.nn.Module]) -> None:
+def _fuse_gradients(models: list[torch.nn.Module]) -> None:
     """Make Transformer Engine's layers add weight gradients to `main_grad` in the kernel that computes them."""
     for model in models:
         for layer in model.modules():

@@ -254,7 +254,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
         "bias_dropout_fusion": False,  # without dropout it is an addition, and compiled code needs more host time
         **overrides,
-        "gradient_accumulation_fusion": False,  # Megatron's own layers need Apex; `fuse_gradients` sets the others
+        "gradient_accumulation_fusion": False,  # Megatron's own layers need Apex; `wrap_models` sets the others
     }
     if "attention_backend" in overrides:
         from megatron.core.transformer.enums import AttnBackend
