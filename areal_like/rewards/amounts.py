@@ -29,27 +29,9 @@ _FORMS = [
     )
 ]  # fmt: skip
 _SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
 _POWERS = {
@@ -77,56 +59,15 @@ _PLURAL_PARTS = {
     ("halves" if word == "half" else f"{word}s"): part for word, part in _PARTS.items() if word != "quarter"
 }
 NUMBER_WORDS = [*_WORDS, *_POWERS]
+SCALES = {*_SCALES, *_PLURAL_PARTS} - {"k"}
 _ATTACHED = {"k": 1000, "K": 1000, "M": 10**6, "B": 10**9, "T": 10**12, "bn": 10**9, "mn": 10**6}
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "₩": "krw"}
 # words beside a number that make it another one, or no one
-_CHANGING = frozenset(
-    [
-        "not",
-        "no",
-        "nor",
-        "between",
-        "least",
-        "most",
-        "less",
-        "more",
-        "fewer",
-        "greater",
-        "under",
-        "over",
-        "above",
-        "below",
-        "up",
-        "than",
-        "or",
-        "to",
-        "plus",
-        "minus",
-        "times",
-        "divided",
-        "squared",
-        "cubed",
-        "factorial",
-        "percentile",
-        "half",
-        "pi",
-        "remainder",
-        "negative",
-        "without",
-        "never",
-        "neither",
-        "except",
-        "out",
-        "cannot",
-        "any",
-        "such",
-        "isn",
-        "unknown",
-        "twice",
-        "double",
-        "triple",
-    ]
-)
+_CHANGING = frozenset([
+    "not", "no", "nor", "between", "least", "most", "less", "more", "fewer", "greater", "under", "over", "above", "below", "up", "than", "or",
+    "to", "plus", "minus", "times", "divided", "squared", "cubed", "factorial", "percentile", "half", "pi", "remainder", "negative", "without",
+    "never", "neither", "except", "out", "cannot", "any", "such", "isn", "unknown", "twice", "double", "triple",
+])  # fmt: skip
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _names in {
     "length": "mm millimeter millimetre=1 cm centimeter centimetre=10 dm=100 m meter metre=1000 km kilometer kilometre=1000000"

@@ -78,43 +78,10 @@ _WRAPPERS = [
     )
 ]
 _BRACKETED = re.compile(r"[(\[]\s*([-+]?[^()\[\],;]*\d[^()\[\],;]*)\s*[)\]]")
-_FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "mod",
-        "det",
-        "lim",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "sqrt",
-        "frac",
-        "arg",
-        "deg",
-        "dim",
-        "ker",
-        "inf",
-        "sup",
-        "and",
-        "or",
-    ]
-)
+_FUNCTIONS = frozenset([
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "lg", "exp", "max", "min", "gcd", "lcm", "mod", "det", "lim", "arcsin", "arccos",
+    "arctan", "sinh", "cosh", "tanh", "sqrt", "frac", "arg", "deg", "dim", "ker", "inf", "sup", "and", "or",
+])  # fmt: skip
 
 
 def plain(text: str) -> str:
