@@ -56,7 +56,7 @@ _PIECE = re.compile(
     r"\d[\d,]*\.?\d*|\.\d+|\\[a-zA-Z]+|\\?\$|[€£¥]|[-+*/^_=<>|!%(){}\[\]π√∞·×÷±−–°]|\\[{}]|,(?=\s*[-\d(\\])"
     r"|(?<![A-Za-z])[A-Za-z](?![A-Za-z'])"
 )
-_EDGES = re.compile(r"^(?:[aAI]\s+|=>\s*|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$|[\s,*_([{=+-]+$")
+_EDGES = re.compile(r"^(?:[aAI]\s+|=>\s*|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$|[\s,*/_([{=+-]+$")
 _SPELLED = re.compile(rf"\b(?:(?:{'|'.join(NUMBER_WORDS)})\b[\s-]*(?:and\s)?)+(?<!\bone )", re.I)
 _VERB = re.compile(
     r"\b(?:is|are|was|were|has|have|had|so|therefore|thus|hence|equals|gets?|answer|makes?|costs?|pays?|earns?|needs?)\b",
