@@ -107,7 +107,7 @@ def _read_amount(text: str) -> Amount | None:
     if currency == "eur" and (comma := re.search(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d\d)(?!\d)", text)):
         text = f"{text[: comma.start()]}{comma[1].replace('.', '')}.{comma[2]}{text[comma.end() :]}"
     text = re.sub(r"\\?\$|[€£¥₹₩]", " ", text).strip()
-    first = re.search(r"\d|(?<!\w)\.\d|\\frac", text)
+    first = re.search(r"(?<![\w\\])[0-9A-F]+_\{?16\b|\d|(?<!\w)\.\d|\\frac", text)
     if first is None:
         return None
     if not (sign := _sign(text[: first.start()])) or not (literal := _literal(text[first.start() :])):
@@ -216,7 +216,7 @@ def is_unit(text: str) -> bool:
     if not text:
         return True
     text = re.sub(r"^times(?:$| as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b)", "", text)
-    text = re.sub(r"^(?:more|fewer|less|extra)\s+(?!than\b)(?=[a-z])|\bleft over\b", "", text, flags=re.I)
+    text = re.sub(r"^(?:more|fewer|less|extra)(?:$|\s+(?!than\b)(?=[a-z]))|\bleft over\b", "", text, flags=re.I)
     bare = re.sub(r"(?<=[a-zA-Z])\s?\^\s*\{?-?[123]\}?|(?<=[cdkm]m)[23]\b", "", text)
     if re.search(r"[^\w\s.,;:'\"/&!?()*-]|\d|_|-\s|\s-|/(?!\s?[a-zA-Z])|^[!*]", bare):
         return False

@@ -201,6 +201,9 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         one, again = read_amount(remark[1]), read_amount(remark[2])
         return one is not None and again is not None and one.equals(other) and one.equals(again)
     if "=" in given:
+        sides = [read_amount(side.strip()) for side in given.split("=")]
+        if sides[0] and sides[0].equals(other) and all(side and side.unit and side.equals(sides[0]) for side in sides):
+            return True
         return _equal(given.rpartition("=")[2].strip(), wanted, symbolic)
     return None
 
@@ -305,6 +308,8 @@ def _is_set(text: str) -> bool:
 
 def _elements(text: str) -> list[str]:
     r"""Return the elements of a list or a set; `a \pm b` is two."""
+    if (left := _LEFT.match(text)) and _is_set(text[left.end() :]):
+        text = text[left.end() :]
     if _is_set(text):
         text = re.sub(r"^\\?\{|\\?\}$", "", text.strip())
     parts, start, outside = [], 0, _outside_brackets(text)

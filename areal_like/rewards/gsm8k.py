@@ -78,7 +78,7 @@ def _give_up(given: str, wanted: str) -> bool:
 
 def _equal(response: str, answer: str, symbolic: answers.Symbolic) -> bool:
     given, wanted = read_response(response), (read_reference(answer) or [""])[-1]
-    if _INTEGER.fullmatch(given) and _INTEGER.fullmatch(wanted):
+    if given.isascii() and _INTEGER.fullmatch(given) and _INTEGER.fullmatch(wanted):
         return _digits(given) == _digits(wanted)
     if sentence := re.match(r"[^\n]{1,200}?[^\W\d_]{2}\.(?=\s)", given):  # words that go on after the answer
         given = sentence[0]

@@ -14,7 +14,7 @@ _THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.
 _TAGGED = re.compile(r"[<\[]answer[>\]](.*?)(?:[<\[]/answer[>\]]|\Z)", re.S | re.I)
 _NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
 _PHRASE = re.compile(
-    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?"
+    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=|[-–]\s)(?!\w)\s*:?"
     r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
     r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
     r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
@@ -49,7 +49,7 @@ _REFUSAL = re.compile(
     r"\b(?:(?:do not|don't|cannot|can't|(?:unable|not able) to) (?:know|answer|solve|determine)|not sure|not enough information)\b",
     re.I,
 )
-_UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|(?<!\bit )\b(?:is|are|equals|the|of|and|or))\s*$")
+_UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|(?<!\bit )\b(?:is|are|equals|the|of|and|or|so|because|then|if|to))[\s,]*$")
 _CORRECTED = re.compile(r"\b(?:rounds?|rounded|which is|meaning)\b")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
 _PIECE = re.compile(
