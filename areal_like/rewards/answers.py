@@ -45,6 +45,7 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
     if len(set(moduli)) > 1:
         return False
+    one, other = (re.sub(r"^[^=]*:[^=]*=\s*(?=\d+\s*:)", "", text) for text in (one, other))
     one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
     if not re.search(r"[\d\\]", one):
         one = _COPULA.sub("", one)

@@ -33,7 +33,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
     (r"\{,\}", ","),
     (r"(?<!\\)\\!\s*", ""),
-    (r"(?<!\\)\\(?:[,;:> ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z]))|~", " "),
+    (r"(?<!\\)\\(?:[,;:> ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
     (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0][1] == "l" else r"\}"),

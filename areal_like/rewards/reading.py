@@ -8,22 +8,28 @@ from areal_like.rewards.notation import words_in
 
 _MARK = re.compile(r"(?<!#)####(?!#)")
 _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|(\d[\d.,]*(?<=\d)|[^\s{}]))|\\fbox\s*(\{)")
-_JOINT = re.compile(r"(?:[\s$,;&]|\\[()\[\]]|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")  # between marked answers
+_JOINT = re.compile(  # between marked answers
+    r"(?:[\s$,;&]|\\[()\[\]]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b|[a-zA-Z](?:_\{?\w+\}?)?\s*=)*"
+)
 _SPECIAL = re.compile(r"<<[^<>\n]*>>|<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
 _THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.*</think>", re.S)
 _TAGGED = re.compile(r"[<\[]answer[>\]](.*?)(?:[<\[]/answer[>\]]|\Z)", re.S | re.I)
 _NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
 _PHRASE = re.compile(
-    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=|[-–]\s)(?!\w)\s*:?"
+    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:(?:is|are|equals)\b|[:=]|[-–]\s)\s*:?"
     r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
     r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
     r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
     re.I,
 )
+_FINAL = re.compile(r"\bfinal answer (?:is|=)\s*:?\s*(?=[$\\\d(-])", re.I)
 _SPAN = re.compile(
-    r"\$\$(?P<a>[^$]+)\$\$|(?<![\\$])\$(?P<b>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]",
+    r"\$\$(?P<a>[^$]+)\$\$|(?<![\\$])\$(?P<b>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|\\\((?P<c>.+?)\\\)|\\\[(?P<d>.+?)\\\]"
+    r"|(?<![\\$])\$\s(?P<e>[^$\n]*\\[a-z][^$\n]*)\s\$",
     re.S,
 )
+_ANSWER = re.compile(r"answer|答案|A:", re.I)
+_OPENING = re.compile(r"(?!(?:yes|no|true|false)\b)[a-z]{2}", re.I)  # of a sentence
 _NEXT_SPAN = re.compile(r",?\s*(?:and|or)?\s*")
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
@@ -49,7 +55,9 @@ _REFUSAL = re.compile(
     r"\b(?:(?:do not|don't|cannot|can't|(?:unable|not able) to) (?:know|answer|solve|determine)|not sure|not enough information)\b",
     re.I,
 )
-_UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|(?<!\bit )\b(?:is|are|equals|the|of|and|or|so|because|then|if|to))[\s,]*$")
+_UNFINISHED = re.compile(
+    r"(?:[-+*/=^×÷(]|\\\w+|(?<!\bit )\b(?:is|are|equals|the|of|and|or|so|because|then|if|to))[\s,]*$"
+)
 _CORRECTED = re.compile(r"\b(?:rounds?|rounded|which is|meaning)\b")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
 _PIECE = re.compile(
@@ -75,6 +83,8 @@ def read_response(text: str) -> str:
         if _PHRASE.search(before) or _find_marked(before) is not None:
             text = before
             break
+    if finals := list(_FINAL.finditer(text)):
+        text = text[finals[-1].start() :]
     if tagged := _TAGGED.findall(text):
         text = tagged[-1]
     marked = _find_marked(text)
@@ -147,8 +157,14 @@ def _read_end(text: str) -> list[str]:
     It stands after `the answer is`, or is a result or an expression in the last sentence with one.
     """
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
-    if phrases := list(_PHRASE.finditer(text)):
-        return [_read_phrase(text[phrases[-1].end() :])]
+    phrases = [
+        each
+        for each in _PHRASE.finditer(text)
+        if not each[0] or _ANSWER.search(each[0]) or _is_last(text[each.end() :])
+    ]
+    if phrases:
+        said = _read_phrase(text[phrases[-1].end() :])
+        return _read_end(said) if _OPENING.match(said) and _is_prose(said) else [said]
     if truth := _TRUTH.match(text):
         return [truth[1]]
     text = _OFFER.sub("", text).rstrip("*. ")
@@ -165,6 +181,11 @@ def _read_end(text: str) -> list[str]:
         spelled = list(_SPELLED.finditer(text))
         return [text[spelled[-1].start() :]] if spelled else [text] if len(words_in(text)) <= 12 else []
     return _read_expressions(text, numbers[-1].start())
+
+
+def _is_last(text: str) -> bool:
+    """Return whether no number follows the first sentence of a text."""
+    return re.search(r"\d", (_SENTENCE.split(text.lstrip(), maxsplit=1) + [""])[1]) is None
 
 
 def _read_phrase(text: str) -> str:
