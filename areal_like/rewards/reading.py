@@ -185,7 +185,7 @@ def _read_end(text: str) -> list[str]:
 
 def _is_last(text: str) -> bool:
     """Return whether no number follows the first sentence of a text."""
-    return re.search(r"\d", (_SENTENCE.split(text.lstrip(), maxsplit=1) + [""])[1]) is None
+    return re.search(r"\d", "".join(_SENTENCE.split(text.lstrip(), maxsplit=1)[1:])) is None
 
 
 def _read_phrase(text: str) -> str:
