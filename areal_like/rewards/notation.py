@@ -54,6 +54,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
     (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
     (r"\\equiv(?![a-zA-Z])", "="),
+    (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
     (r"[`]+|</?(?:b|i|strong|em|u|p|br|span|div)\b[^<>]*>", ""),
 ]  # fmt: skip
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]

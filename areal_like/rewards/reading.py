@@ -36,7 +36,7 @@ _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:
 _CIRCUMSTANCE = re.compile(  # `18 by selling 9 eggs`
     r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$"
 )
-_CONTRAST = re.compile(r",?\s+(?:\(?not|rather than|instead of)\s+[$\d][^,.;\n]*")  # `18, not 17`
+_CONTRAST = re.compile(r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+[$\d][^,.;\n]*")  # `18, not 17`
 _OFFER = re.compile(
     r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|(?:i )?hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z",
     re.I,

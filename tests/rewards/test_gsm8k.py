@@ -211,7 +211,7 @@ def test_a_reference_that_cannot_be_read_as_a_whole_is_found(answer, problem):
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        ("So she makes $18 by selling 9 eggs.", "18"),
+        ("So she makes $18 by selling 9 eggs.", "$18"),
         ("It takes 120/24 = 5 hours to read 120 pages.", "5"),
         ("He will have 18 apples, not 20.", "18"),
         ("The number is not 18.", ""),
