@@ -45,7 +45,7 @@ _PARTS = {word: Fraction(1, n) for n, word in enumerate(_ORDINALS, 2)} | {
 _PLURAL_PARTS = {
     ("halves" if word == "half" else f"{word}s"): part for word, part in _PARTS.items() if word != "quarter"
 }
-NUMBER_WORDS = [*_WORDS, *_POWERS]
+NUMBER_WORDS = [*_WORDS, *_POWERS, "half"]
 SCALES = {*_SCALES, *_PLURAL_PARTS}
 _ATTACHED = {"k": 1000, "K": 1000, "M": 10**6, "B": 10**9, "T": 10**12, "bn": 10**9, "mn": 10**6}
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "₩": "krw"}
