@@ -29,46 +29,15 @@ _FORMS = [
     )
 ]  # fmt: skip
 _SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
+    "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
-_POWERS = {
-    "hundred": 100,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "lakh": 10**5,
-    "crore": 10**7,
-}
-_SCALES: dict[str, Fraction] = {
-    **{word + end: Fraction(n) for word, n in _POWERS.items() for end in ("", "s")},
-    **{word: Fraction(12) for word in ("dozen", "dozens")},
-    "gross": Fraction(144),
-    "k": Fraction(1000),
-    "mn": Fraction(10**6),
-    "bn": Fraction(10**9),
-}
+_POWERS = {"hundred": 100, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7, "billion": 10**9, "trillion": 10**12}  # fmt: skip
+_SCALES = {word + end: Fraction(n) for word, n in (_POWERS | {"dozen": 12}).items() for end in ("", "s")} | {
+    "gross": Fraction(144), "mn": Fraction(10**6), "bn": Fraction(10**9),
+}  # fmt: skip
 _ORDINALS = ["half", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth"]
 _PARTS = {word: Fraction(1, n) for n, word in enumerate(_ORDINALS, 2)} | {
     "quarter": Fraction(1, 4), "hundredth": Fraction(1, 100), "thousandth": Fraction(1, 1000), "millionth": Fraction(1, 10**6), "tenthousandth": Fraction(1, 10**4),
@@ -76,57 +45,16 @@ _PARTS = {word: Fraction(1, n) for n, word in enumerate(_ORDINALS, 2)} | {
 _PLURAL_PARTS = {
     ("halves" if word == "half" else f"{word}s"): part for word, part in _PARTS.items() if word != "quarter"
 }
-NUMBER_WORDS = [*_WORDS, *_POWERS]
+NUMBER_WORDS = [*_WORDS, *_POWERS, "half"]
+SCALES = {*_SCALES, *_PLURAL_PARTS}
 _ATTACHED = {"k": 1000, "K": 1000, "M": 10**6, "B": 10**9, "T": 10**12, "bn": 10**9, "mn": 10**6}
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "₩": "krw"}
 # words beside a number that make it another one, or no one
-_CHANGING = frozenset(
-    [
-        "not",
-        "no",
-        "nor",
-        "between",
-        "least",
-        "most",
-        "less",
-        "more",
-        "fewer",
-        "greater",
-        "under",
-        "over",
-        "above",
-        "below",
-        "up",
-        "than",
-        "or",
-        "to",
-        "plus",
-        "minus",
-        "times",
-        "divided",
-        "squared",
-        "cubed",
-        "factorial",
-        "percentile",
-        "half",
-        "pi",
-        "remainder",
-        "negative",
-        "without",
-        "never",
-        "neither",
-        "except",
-        "out",
-        "cannot",
-        "any",
-        "such",
-        "isn",
-        "unknown",
-        "twice",
-        "double",
-        "triple",
-    ]
-)
+_CHANGING = frozenset([
+    "not", "no", "nor", "between", "least", "most", "less", "more", "fewer", "greater", "under", "over", "above", "below", "up", "than", "or",
+    "to", "plus", "minus", "times", "divided", "squared", "cubed", "factorial", "percentile", "half", "pi", "remainder", "negative", "without",
+    "never", "neither", "except", "out", "cannot", "any", "such", "isn", "unknown", "twice", "double", "triple",
+])  # fmt: skip
 _UNITS: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _names in {
     "length": "mm millimeter millimetre=1 cm centimeter centimetre=10 dm=100 m meter metre=1000 km kilometer kilometre=1000000"
@@ -179,11 +107,10 @@ def _read_amount(text: str) -> Amount | None:
     if currency == "eur" and (comma := re.search(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d\d)(?!\d)", text)):
         text = f"{text[: comma.start()]}{comma[1].replace('.', '')}.{comma[2]}{text[comma.end() :]}"
     text = re.sub(r"\\?\$|[€£¥₹₩]", " ", text).strip()
-    first = re.search(r"\d|(?<!\w)\.\d|\\frac", text)
+    first = re.search(r"(?<![\w\\])[0-9A-F]+_\{?16\b|\d|(?<!\w)\.\d|\\frac", text)
     if first is None:
         return None
-    digits = text[first.start() :]
-    if not (sign := _sign(text[: first.start()])) or not (literal := _literal(digits)):
+    if not (sign := _sign(text[: first.start()])) or not (literal := _literal(text[first.start() :])):
         return None
     value, rest = literal
     currency_word = re.search(r"\b(usd|eur|gbp|rs|inr|jpy)\b", text[: first.start()].lower())
@@ -268,7 +195,7 @@ def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | N
         added, text = _WORDS.get(half[1] or "", 1) * part, text[half.end() :]
     while word := re.match(r"[\s-]*(?:of an? )?([a-zA-Z]+)\b", text):
         name = word[1].lower()
-        factor = _SCALES.get(name) or _PLURAL_PARTS.get(name) if name != "k" else None
+        factor = _SCALES.get(name) or _PLURAL_PARTS.get(name)
         if factor is None:
             break
         scale, text = scale * factor, text[word.end() :]
@@ -289,7 +216,7 @@ def is_unit(text: str) -> bool:
     if not text:
         return True
     text = re.sub(r"^times(?:$| as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b)", "", text)
-    text = re.sub(r"^(?:more|fewer|less|extra)\s+(?!than\b)(?=[a-z])|\bleft over\b", "", text, flags=re.I)
+    text = re.sub(r"^(?:more|fewer|less|extra)(?:$|\s+(?!than\b)(?=[a-z]))|\bleft over\b", "", text, flags=re.I)
     bare = re.sub(r"(?<=[a-zA-Z])\s?\^\s*\{?-?[123]\}?|(?<=[cdkm]m)[23]\b", "", text)
     if re.search(r"[^\w\s.,;:'\"/&!?()*-]|\d|_|-\s|\s-|/(?!\s?[a-zA-Z])|^[!*]", bare):
         return False
@@ -308,14 +235,10 @@ def _unit(text: str) -> tuple[str, Fraction]:
     if temperature := re.match(r"degrees? ([CF])", text, re.I):
         text = "celsius" if temperature[1].lower() == "c" else "fahrenheit"
     text = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}.get(text, text)
-    above, *below = [part.strip() for part in text.split("/")]
+    above, _, below = (part.strip() for part in text.partition("/"))
     if below:
-        one, other = _unit(above), _unit(below[0])
-        return (
-            (f"{one[0]}/{other[0]}", one[1] / other[1])
-            if one[0] and other[0] and len(below) == 1
-            else ("", Fraction(1))
-        )
+        one, other = _unit(above), _unit(below)
+        return (f"{one[0]}/{other[0]}", one[1] / other[1]) if one[0] and other[0] else ("", Fraction(1))
     power = 1
     if match := re.fullmatch(r"(?:(sq|square|squared|cubic|cu)\.? )?(\w+?)(?:\s?\^\s?([123])|([23]))?", above):
         power = {"s": 2, "c": 3}.get((match[1] or "").lower()[:1], int(match[3] or match[4] or 1))

@@ -28,20 +28,11 @@ _SYNONYMS = {
     r"\emptyset": ("no solution", "no solutions", "none", "empty set", "no real solutions", r"\{\}"),
     r"\infty": ("infinity", "positive infinity", "+\\infty", "inf"),
     r"-\infty": ("negative infinity", "minus infinity", "-inf"),
-    r"(-\infty,\infty)": (
-        "all real numbers",
-        "all reals",
-        "\\mathbb{r}",
-        "\\mathbb r",
-        "\\r",
-        "\\reals",
-        "(-\\infty,+\\infty)",
-        "all real x",
-    ),
     "undefined": ("does not exist", "dne", "not defined", "doesn't exist"),
     "true": ("correct",),
     "false": ("incorrect",),
-}
+    r"(-\infty,\infty)": ("all real numbers", "all reals", "all real x", r"\mathbb{r}", r"\mathbb r", r"\r", r"\reals", r"(-\infty,+\infty)"),
+}  # fmt: skip
 _SYNONYM = {other.replace(" ", ""): name for name, others in _SYNONYMS.items() for other in others}
 _TRUTHS = ("yes", "no", "true", "false")
 
@@ -54,6 +45,7 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
     if len(set(moduli)) > 1:
         return False
+    one, other = (re.sub(r"^[^=]*:[^=]*=\s*(?=\d+\s*:)", "", text) for text in (one, other))
     one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
     if not re.search(r"[\d\\]", one):
         one = _COPULA.sub("", one)
@@ -61,13 +53,12 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
         one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
     if other.endswith("+ C"):
         one = re.sub(r"\+\s*[ckK]$", "+ C", one)
-    one, other = (_REVERSED.sub(r"\2=\1", _ascending(_without_unit(text))) for text in (one, other))
-    if re.match(r"[a-z]\s*=", other if _TUPLE.fullmatch(one) else one):  # `(x, y) = (1, 2)` is `x = 1, y = 2`
-        one, other = _TUPLE.sub(_equations, one), _TUPLE.sub(_equations, other)
+    one, other = (_REVERSED.sub(r"\2=\1", _CHAIN.sub(_ascending, _without_unit(text))) for text in (one, other))
     return _equal(one, other, symbolic)
 
 
 _VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
+_CHAIN = re.compile(r"^([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)$")
 _MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
@@ -77,17 +68,9 @@ def _tuple(vector: re.Match[str]) -> str:
     return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
 
 
-def _ascending(text: str) -> str:
+def _ascending(chain: re.Match[str]) -> str:
     """Return `3 > x > 1` as `1 < x < 3`."""
-    chain = re.fullmatch(r"([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)", text)
-    if chain is None:
-        return text
-    less = {">": "<"}
-    return f"{chain[5]}{less.get(chain[4], r'\le ')}{chain[3]}{less.get(chain[2], r'\le ')}{chain[1]}"
-
-
-def _equations(match: re.Match[str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in zip(match[1].split(","), match[2].split(","), strict=False))
+    return "".join({">": "<", r"\ge ": r"\le "}.get(part, part) for part in reversed(chain.groups()))
 
 
 def is_readable(answer: str) -> bool:
@@ -111,18 +94,8 @@ def _equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     if _squeeze(given) == _squeeze(wanted):
         return True
     for reader in (
-        _as_truth,
-        _as_date,
-        _as_time,
-        _as_ratio,
-        _as_amount,
-        _as_choice,
-        _as_relation,
-        _as_coordinates,
-        _as_list,
-        _as_bracket,
-        _as_words,
-    ):
+        _as_truth, _as_date, _as_time, _as_ratio, _as_amount, _as_choice, _as_relation, _as_coordinates, _as_list, _as_bracket, _as_words,
+    ):  # fmt: skip
         if (verdict := reader(given, wanted, symbolic)) is not None:
             return verdict
     return not _ELLIPSIS.search(given + wanted) and symbolic(given, wanted)
@@ -134,13 +107,9 @@ def _without_unit(text: str) -> str:
     if unit is None or read_amount(text):
         return text
     head = text[: unit.start()]
-    is_math = (
-        re.search(r"[\\\d]", head)
-        and not words_in(head)
-        and not _TRIGONOMETRIC.search(head)
-        and not _TIME.fullmatch(text)
-    )
-    return head if is_math and is_unit(unit[0].replace("^\\circ", "").strip()) else text
+    if not re.search(r"[\\\d]", head) or words_in(head) or _TRIGONOMETRIC.search(head) or _TIME.fullmatch(text):
+        return text
+    return head if is_unit(unit[0].replace("^\\circ", "").strip()) else text
 
 
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -233,6 +202,9 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         one, again = read_amount(remark[1]), read_amount(remark[2])
         return one is not None and again is not None and one.equals(other) and one.equals(again)
     if "=" in given:
+        sides = [read_amount(side.strip()) for side in given.split("=")]
+        if sides[0] and sides[0].equals(other) and all(side and side.unit and side.equals(sides[0]) for side in sides):
+            return True
         return _equal(given.rpartition("=")[2].strip(), wanted, symbolic)
     return None
 
@@ -286,16 +258,18 @@ def _name_left(text: str) -> str:
     return re.sub(r"^[fgh]\(x\)$", "y", text.replace(" ", ""))
 
 
+_TUPLE = re.compile(r"\([a-z](?:\s*,\s*[a-z])+\)\s*=\s*(?=\()")
 _ELLIPSIS = re.compile(r"\.\.\.|\\[lc]?dots")
-_TUPLE = re.compile(r"\(([a-z](?:\s*,\s*[a-z])+)\)\s*=\s*\(([^()]*)\)")
 _REVERSED = re.compile(r"^([^=<>]*[^=<>\s\\][^=<>]*?)\s*=\s*([a-zA-Z])$")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|ne|neq)(?![a-z])")
 
 
 def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare `x = 1, y = 2` with `(1, 2)`."""
-    if _split_bracket(given) is not None and "=" in wanted:
+    if "=" in wanted and (_split_bracket(given) or _TUPLE.match(given)):
         given, wanted = wanted, given
+    if named_tuple := _TUPLE.match(wanted):
+        wanted = wanted[named_tuple.end() :]
     values = [] if _split_bracket(wanted) is None else _elements(given)
     named = [match for value in values if (match := _LEFT.match(value))]
     names = [match[1] for match in named]
@@ -335,6 +309,8 @@ def _is_set(text: str) -> bool:
 
 def _elements(text: str) -> list[str]:
     r"""Return the elements of a list or a set; `a \pm b` is two."""
+    if (left := _LEFT.match(text)) and _is_set(text[left.end() :]):
+        text = text[left.end() :]
     if _is_set(text):
         text = re.sub(r"^\\?\{|\\?\}$", "", text.strip())
     parts, start, outside = [], 0, _outside_brackets(text)

@@ -20,33 +20,26 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\^(\d|-)\^", r"^\1"),
     (r"(?:\^-\^|\^-)(\d)", r"^{-\1}"),
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
-    (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal)(?![a-zA-Z])", " "),
-    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"\b0x([0-9a-fA-F]+)\b", r"\1_{16}"),
-    (r"\\dbinom|\\tbinom", r"\\binom"),
     (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
     (r"\u221a\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
     (r"(?:\\sqrt|\u221a|\bsqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
     (r"\\frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}", r"\\text{ \1/\2}"),
-    (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le "),
-    (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge "),
-    (r"\\neq(?![a-zA-Z])", r"\\ne "),
-    (r"\\lt(?![a-zA-Z])", "<"),
-    (r"\\gt(?![a-zA-Z])", ">"),
+    (r"\\(le|ge|ne)q(?:slant)?(?![a-zA-Z])", r"\\\1 "),
+    (r"\\([lg])t(?![a-zA-Z])", lambda match: "<" if match[1] == "l" else ">"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
     (r"\{,\}", ","),
     (r"(?<!\\)\\!\s*", ""),
-    (r"(?<!\\)\\(?:[,;:> ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z]))|~", " "),
+    (r"(?<!\\)\\(?:[,;:> ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
     (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0][1] == "l" else r"\}"),
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
-    (r"\\(?:lfloor)(?![a-zA-Z])\s*", r"\\lfloor "),
     (r"\\%", "%"),
-    (r"\\(?:begin|end)\{(?:[bB]|small)?matrix\}", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
-    (r"\\(?:begin|end)\{array\}(?:\{[lcr| ]*\})?", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
+    (r"(\\(?:begin|end))\{(?:(?:[bBp]|small)?matrix\}|array\}(?:\{[lcr| ]*\})?)", r"\1{pmatrix}"),
     (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
     (r"\\langle(?![a-z])(.*?)\\rangle", r"(\1)"),
     (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?|\bC\^\{?(\w+)\}?_\{?(\w+)\}?", lambda match: rf"\binom{{{match[1] or match[4]}}}{{{match[2] or match[3]}}}"),
@@ -57,64 +50,24 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\|([a-zA-Z])\|\s*(<|\\le)\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"-\3 \2 \1 \2 \3"),
     (r"\|([a-zA-Z])\|\s*>\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"\1 < -\2 or \1 > \2"),
     (r"\\(?:text)?color\s*\{\w+\}", ""),
-    (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
+    (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal|tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
     (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
     (r"\\equiv(?![a-zA-Z])", "="),
-    (r"[`]+", ""),
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
+    (r"[`]+|</?(?:b|i|strong|em|u|p|br|span|div)\b[^<>]*>", ""),
 ]  # fmt: skip
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
-_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
-_WRAPPERS = [
-    re.compile(pattern, re.S)
-    for pattern in (
-        r"\*{1,3}([^*]+)\*{1,3}",
-        r"__?([^_]+)__?",
-        r"\"([^\"]+)\"",
-        r"'([^']+)'",
-        r"\$+([^$]+)\$+",
-        r"\{((?:[^{},]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}",
-    )
-]
-_BRACKETED = re.compile(r"[(\[]\s*([-+]?[^()\[\],;]*\d[^()\[\],;]*)\s*[)\]]")
-_FUNCTIONS = frozenset(
-    [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "ln",
-        "lg",
-        "exp",
-        "max",
-        "min",
-        "gcd",
-        "lcm",
-        "mod",
-        "det",
-        "lim",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "sqrt",
-        "frac",
-        "arg",
-        "deg",
-        "dim",
-        "ker",
-        "inf",
-        "sup",
-        "and",
-        "or",
-    ]
+_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?([123])\}}?)?")
+_WRAPPER = re.compile(
+    r"\*{1,3}([^*]+)\*{1,3}|__?([^_]+)__?|\"([^\"]+)\"|'([^']+)'|\$+([^$]+)\$+|\{((?:[^{},]|\\frac\{[^{}]*\}\{[^{}]*\})*)\}"
+    r"|[(\[]\s*([-+]?[^()\[\],;]*\d[^()\[\],;]*)\s*[)\]]",
+    re.S,
 )
+_FUNCTIONS = frozenset([
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "lg", "exp", "max", "min", "gcd", "lcm", "mod", "det", "lim", "arcsin", "arccos",
+    "arctan", "sinh", "cosh", "tanh", "sqrt", "frac", "arg", "deg", "dim", "ker", "inf", "sup", "and", "or",
+])  # fmt: skip
 
 
 def plain(text: str) -> str:
@@ -126,35 +79,25 @@ def plain(text: str) -> str:
         text, before = _STYLE.sub(_without_style, text), text
         if text == before:
             break
-    text = (
-        re.sub(r"^\*\*+|\*\*+$", "", re.sub(r"\s+", " ", text).strip())
-        if text.count("**") % 2
-        else re.sub(r"\s+", " ", text).strip()
-    )
+    text = re.sub(r"\s+", " ", text).strip()
+    if text.count("**") % 2:
+        text = re.sub(r"^\*\*+|\*\*+$", "", text)
     for _ in range(4):
         before = text
-        text = (
-            re.sub(r"^[=:\s]+|(?:[\s.,;:]|(?<=[a-z]{2})!)+$", "", text)
-            if not text.endswith("...")
-            else text.lstrip("=: ")
-        )
-        for wrapper in _WRAPPERS:
-            if match := wrapper.fullmatch(text):
-                text = match[1].strip()
-        if match := _BRACKETED.fullmatch(text):
-            text = match[1].strip()
+        text = text.lstrip("=: ")
+        if not text.endswith("..."):
+            text = re.sub(r"(?:[\s.,;:]|(?<=[a-z]{2})!)+$", "", text)
+        if match := _WRAPPER.fullmatch(text):
+            text = match[match.lastindex or 0].strip()
         if text == before:
             return text
     return text
 
 
 def _without_style(match: re.Match[str]) -> str:
-    power = re.search(r"\^\{?([123])\}?$", match[0])
-    return (
-        f" {match[1]}" + (f"^{power[1]} " if power else " ")
-        if " " in match[1] or len(match[1].strip()) > 1
-        else match[1]
-    )
+    if len(match[1].strip()) <= 1 and " " not in match[1]:
+        return match[1]
+    return f" {match[1]}^{match[2]} " if match[2] else f" {match[1]} "
 
 
 def words_in(text: str) -> list[str]:

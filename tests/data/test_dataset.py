@@ -80,6 +80,11 @@ def test_arithmetic_needs_no_file():
             ["row 2", "as a whole"],
         ),
         ('{"question": "1", "answer": "It is 2.\\n####"}\n', "answer_field", ["row 1", "no final answer", "'answer'"]),
+        (
+            '{"question": "1", "answer": "2"}\n{"question": "1", "answer": "He buys 3 pens and has 5 dollars left."}\n',
+            "answer_field",
+            ["row 2", "several numbers", "'answer'"],
+        ),
         ('{"question": "12345678", "answer": "1"}\n', "max_prompt_length", ["row 1", "8 tokens", "more than 5"]),
     ],
 )

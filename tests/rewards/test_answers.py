@@ -1,4 +1,8 @@
-"""Pairs of a response and a reference, with the verdict of a careful grader."""
+"""Pairs of a response and a reference, with the verdict of a careful grader.
+
+`blind.jsonl` was written without looking at the code. `gsm8k.jsonl` is a sample of the labelled model solutions of
+openai/grade-school-math (MIT licence).
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +12,9 @@ import pytest
 from areal_like.rewards.gsm8k import check, quick, verify
 
 CASES = Path(__file__).parent / "answers"
-PAIRS = [json.loads(line) for name in ("graded", "variants", "blind") for line in (CASES / f"{name}.jsonl").open()]
+PAIRS = [
+    json.loads(line) for name in ("graded", "variants", "blind", "gsm8k") for line in (CASES / f"{name}.jsonl").open()
+]
 
 
 @pytest.mark.parametrize("kind", sorted({pair["kind"] for pair in PAIRS}))

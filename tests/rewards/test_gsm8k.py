@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_like.rewards.gsm8k import check, final_answer, quick, verify
+from areal_like.rewards.reading import read_response
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,17 @@ def test_quick_is_quick():
     start = time.monotonic()
     for response in ("7" * 40_000 + "x", "7 ab" + ". " * 20_000 + "1", "7" + " " * 40_000 + "9"):
         quick(f"#### {response}", "#### 7")
+    for repeated in (
+        "\nQuestion: 7",
+        "<think>",
+        "<answer>",
+        r"\boxed{7} ",
+        "7 in ",
+        "$7$ and ",
+        "a = 7 or ",
+        "Would you? ",
+    ):
+        quick(repeated * 5_000, "#### 7")
     assert time.monotonic() - start < 3
 
 
@@ -189,10 +201,37 @@ def test_a_reference_that_is_read_as_a_whole_has_no_fault(answer):
         (r"\frac{1}{2", "an answer that cannot be read as a whole"),
         ("x^2 +", "an answer that cannot be read as a whole"),
         ("one two " * 20, "an answer that cannot be read as a whole"),
+        ("He buys 3 pens and has 5 dollars left.", "a sentence with several numbers as an answer"),
     ],
 )
 def test_a_reference_that_cannot_be_read_as_a_whole_is_found(answer, problem):
     assert check(answer)[0] == problem
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("So she makes $18 by selling 9 eggs.", "$18"),
+        ("It takes 120/24 = 5 hours to read 120 pages.", "5"),
+        ("He will have 18 apples, not 20.", "18"),
+        ("The number is not 18.", ""),
+        ("It is between 10 and 18.", ""),
+        ("It could be 18.", ""),
+        ("How many are 18?", ""),
+        ("She makes 9 * 2 =", ""),
+        ("The total is 18. Would you like the 3 steps?", "18"),
+        ("The result of step 1 is 4. So there are 18 in all.", "18"),
+        ("Final Answer: The largest $n$ is 34.", "34"),
+        (r"\boxed{255} is the interest. Final Answer: The final answer is $10,455$.", "10,455"),
+        ("<think>The answer is 17.</think>It is 18.", "18"),
+        ("<think>The answer is 17.", ""),
+        ("The answer is 18.\n\nQuestion: What is 1 + 2?\nThe answer is 3.", "18"),
+        (r"\boxed{17} or \boxed{18}", "17; 18"),
+        (r"It is \boxed{18", ""),
+    ],
+)
+def test_an_answer_is_what_a_response_states(response, answer):
+    assert read_response(response) == answer
 
 
 def test_quick_and_check_leave_the_symbolic_library_alone():
