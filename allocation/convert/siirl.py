@@ -5,4 +5,4 @@ Keys are those of `siirl/params/model_args.py`. An omitted ETP is 1, and the ref
 
 from allocation.convert import verl
 
-SYSTEM = verl.system("siirl", verl.Dialect("siiRL", etp_follows_tp=False, ref_follows_actor=False))
+SYSTEM = verl.system("siirl", verl.VerlDialect("siiRL", etp_follows_tp=False, ref_follows_actor=False))

@@ -14,7 +14,7 @@ from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.plan import ParallelSizes, Plan
 
-_TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
+_TRINITY = verl.VerlDialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
 # The part below `trainer.trainer_config`, which its guides show alone.
 _PART = replace(_TRINITY, prefix="")
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"

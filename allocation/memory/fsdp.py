@@ -20,7 +20,7 @@ from allocation.memory.items import (
 )
 from allocation.memory.transfer import buckets, communicators
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Kind, kinds, layer, layers_together, vocabulary
+from allocation.parameters import LayerKind, kinds, layer, layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import MegatronSettings, Workload
 
@@ -97,7 +97,7 @@ def _of_images(work: Workload, recomputed: bool, sizes: ParallelSizes) -> int:
     )
 
 
-def _unfused_bytes(model: ModelSpec, of: Kind, item: int, tp: int) -> int:
+def _unfused_bytes(model: ModelSpec, of: LayerKind, item: int, tp: int) -> int:
     """Return bytes per token that transformers' modules keep and Transformer Engine's do not.
 
     A norm computes in float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate

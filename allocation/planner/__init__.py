@@ -7,7 +7,7 @@ that fit in memory.
 """
 
 from allocation.planner.asynchrony import Asynchrony, asynchrony
-from allocation.planner.choice import Choice, Servers, Sharing, Trainer
+from allocation.planner.choice import Choice, PredictedServers, PredictedTrainer, Sharing
 from allocation.planner.search import best_each, best_on, best_servers, fewest_nodes, plan_layouts
 from allocation.planner.seconds import offloaded_bytes, training_seconds
 from allocation.planner.shortfall import shortfall
@@ -16,10 +16,10 @@ from allocation.planner.task import Task
 __all__ = [
     "Asynchrony",
     "Choice",
-    "Servers",
+    "PredictedServers",
+    "PredictedTrainer",
     "Sharing",
     "Task",
-    "Trainer",
     "asynchrony",
     "best_each",
     "best_on",

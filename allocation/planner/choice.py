@@ -14,7 +14,7 @@ Sharing = Literal["resident", "alternate"]
 
 
 @dataclass(frozen=True)
-class Trainer:
+class PredictedTrainer:
     """A trainer's layout with the seconds of a step, by cause; `tokens` are those of a micro-batch."""
 
     sizes: ParallelSizes
@@ -59,7 +59,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Servers:
+class PredictedServers:
     """`dp` servers of `tp` GPUs: seconds to generate a batch together, and of the longest response alone.
 
     `share` is `sglang.mem_fraction_static`.
@@ -87,8 +87,8 @@ class Choice:
 
     allocation: str
     seconds: float
-    trainer: Trainer
-    servers: Servers
+    trainer: PredictedTrainer
+    servers: PredictedServers
     update: float
     sharing: Sharing | None
     staleness: int

@@ -22,7 +22,7 @@ from allocation.parameters import (
 )
 from allocation.pipeline import Ends
 from allocation.plan import ParallelSizes
-from allocation.planner.choice import Servers
+from allocation.planner.choice import PredictedServers
 from allocation.planner.task import PLAIN, Task, with_ends
 from allocation.settings import MegatronSettings
 
@@ -184,7 +184,7 @@ def _largest_stage(model: ModelSpec, sizes: ParallelSizes, ends: Ends) -> tuple[
     return max(ranks, key=lambda rank: rank.total), max(map(len, layers))
 
 
-def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None:
+def server_seconds(task: Task, dp: int, tp: int, share: float) -> PredictedServers | None:
     """Return seconds of `dp` servers of `tp` GPUs, None where the longest sequence does not fit.
 
     Decoding is bound by the traffic of weights and KV cache, or by arithmetic when many requests run at once.
@@ -210,4 +210,4 @@ def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None
 
     prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.SERVING)
     seconds = task.generated / (dp * together / step(together)) + prefill
-    return Servers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))
+    return PredictedServers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))

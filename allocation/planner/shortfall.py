@@ -9,7 +9,7 @@ from heapq import nsmallest
 from allocation.hardware import GIB
 from allocation.memory import footprint_of
 from allocation.plan import ParallelSizes
-from allocation.planner.choice import Trainer
+from allocation.planner.choice import PredictedTrainer
 from allocation.planner.search import (
     best_servers,
     fitting_trainers,
@@ -52,7 +52,7 @@ def least_trainer(task: Task) -> tuple[int, str] | None:
     least = replace(FULL, optimizer_offload=True)
     tokens = task.micro_batches[0]
     every = [
-        Trainer(sizes, with_ends(least, ends), tokens, {})
+        PredictedTrainer(sizes, with_ends(least, ends), tokens, {})
         for sizes, ends in possible_trainers(task, task.cluster.n_gpus)
     ]
     peaks = [

@@ -44,7 +44,7 @@ _is_fork = False  # this process was forked by a call
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """A worker's settings from the main process: its search path, the code that runs calls, and its memory in MB.
 
     `entry` is `module:name` of a function from `start` to a Handler.
@@ -74,7 +74,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(DUMP, file=sys.stderr, all_threads=True)
     described, shared, *connections = map(int, descriptors)
-    settings: Settings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
+    settings: WorkerSettings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
     sys.path[:] = settings.path
     marks = Marks(shared)
     for descriptor in (described, shared):

@@ -73,7 +73,7 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
     with every node padded to `alignment`, is split into several. Nothing is shared if it would cost more tokens of
     padding, or more gathered keys, than it saves.
     """
-    found = _Nodes(
+    found = _TreeBuilder(
         max_tokens, alignment, np.zeros(len(batch.lengths), np.int64), np.zeros(len(batch.lengths), np.int64)
     )
     starts = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths
@@ -153,7 +153,7 @@ def _keep_worthwhile(common: Sequence[int], alignment: int) -> list[int]:
 
 
 @dataclass
-class _Nodes:
+class _TreeBuilder:
     """A builder of trees from sequences in the order of their tokens; `path` leads to the last sequence's leaf."""
 
     max_tokens: int

@@ -27,7 +27,7 @@ class _Adapter:
     skipped: int = 0  # steps in a row
 
 
-class AdapterStates:
+class MegatronAdapterStates:
     """The adapters of an engine by name, which all begin with the present values of its trained parameters.
 
     The adapter in use is in the model, the optimizer, its schedule and the loss scale; `select` exchanges it.
