@@ -116,7 +116,7 @@ def compile(
     memory: MemorySettings | None = None,
     key: str | None = None,
 ) -> Plan:
-    """Return the plan of an allocation; the arguments are those of `check`.
+    """Return the plan of an allocation; it takes the arguments of `check`.
 
     Raises `AllocationError` with all findings.
     """
@@ -191,7 +191,7 @@ def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
 
 
 def _request(spec: Spec, context: Context, key: str | None) -> tuple[PlacementRequest, Source, list[Finding]]:
-    """Read all texts. The source is what findings about several engines refer to."""
+    """Read all texts. Findings about several engines refer to the source."""
     if isinstance(spec, str):
         source = Source(spec, key)
         tree, findings = read(source)
@@ -210,7 +210,7 @@ def _request(spec: Spec, context: Context, key: str | None) -> tuple[PlacementRe
 def _fields(
     fields: list[tuple[str, str]], colocated: Mapping[str, str]
 ) -> tuple[Source, list[Finding], list[list[Engine]]]:
-    """Read one member per config field; those of `colocated`, or with the same explicit GPU ids, share their GPUs."""
+    """Read one member per config field; members of `colocated`, or with equal explicit GPU ids, share their GPUs."""
     findings: list[Finding] = []
     groups: list[list[Engine]] = []
     for role, text in fields:

@@ -1,6 +1,6 @@
 """Parameter counts of a model and of each rank, from the shapes of transformers' modeling files.
 
-Counts are those of `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
+Counts agree with `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
 without layers for multi-token prediction, which transformers does not build. The trainer builds such a layer where it
 trains it (`prediction_layer`).
 """
@@ -114,7 +114,7 @@ def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
 
 
 def prediction_kind(model: ModelSpec) -> LayerKind:
-    """Return the kind of the layer for multi-token prediction, which is that of the last decoder layer."""
+    """Return the kind of the layer for multi-token prediction, which equals the last decoder layer."""
     return kind(model, model.layers - 1)
 
 
@@ -170,7 +170,7 @@ def _linear(model: ModelSpec) -> Parameters:
 class Held:
     """Parameters on one rank: on the dense grid and on the expert grid, which have separate optimizers.
 
-    Those of a vision `tower`, on the dense grid of the first stage, may be frozen.
+    A vision `tower`, on the dense grid of the first stage, may be frozen.
     """
 
     dense: int

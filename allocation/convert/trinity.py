@@ -1,6 +1,6 @@
 """Trinity-RFT: YAML. vLLM engines come first, and the trainers get the remaining GPUs.
 
-Keys are those of Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
+Trinity-RFT's configuration guide defines the keys; below `trainer.trainer_config` they are verl's.
 """
 
 import re

@@ -1,6 +1,6 @@
 """verl: Hydra overrides or YAML. Trainers share one pool of GPUs, with the rollout or beside it.
 
-Keys are those of `verl/trainer/config/`. siiRL and Trinity-RFT use the same engine settings; a `VerlDialect` holds the
+`verl/trainer/config/` defines the keys. siiRL and Trinity-RFT use the same engine settings; a `VerlDialect` holds the
 differences.
 """
 

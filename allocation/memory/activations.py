@@ -42,8 +42,8 @@ def activations(
 def prediction_activations(sizes: ParallelSizes, work: Workload, tokens: int) -> tuple[int, int]:
     """Return bytes that the layer for multi-token prediction keeps for the backward pass, and while it is recomputed.
 
-    Beside those of a decoder layer, these are the embeddings of the next tokens, the projection's input of twice the
-    width, and the last norm's input.
+    Beside the bytes of a decoder layer, these are the embeddings of the next tokens, the projection's input of twice
+    the width, and the last norm's input.
     """
     model, settings = work.model, work.megatron
     entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
@@ -151,7 +151,7 @@ def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: LayerKind, work:
 
 
 def route_bytes(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], tokens: int) -> int:
-    """Return bytes of a micro-batch's routes: small integers of all layers, and 8 bytes each for those of the stage."""
+    """Return bytes of a micro-batch's routes: small integers of all layers, and 8 bytes for each route of the stage."""
     dense = {*model.dense_layers}
     item = 1 if model.experts <= 255 else 2
     own = sum(layer not in dense for layer in layers)

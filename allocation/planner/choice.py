@@ -15,7 +15,7 @@ Sharing = Literal["resident", "alternate"]
 
 @dataclass(frozen=True)
 class PredictedTrainer:
-    """A trainer's layout with the seconds of a step, by cause; `tokens` are those of a micro-batch."""
+    """A trainer's layout with the seconds of a step, by cause; `tokens` is the size of a micro-batch."""
 
     sizes: ParallelSizes
     megatron: MegatronSettings
@@ -45,7 +45,7 @@ class PredictedTrainer:
         return {None: "", "selective": "experts"}.get(self.megatron.recompute_granularity, "full")
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a run that differ from their defaults, without those of the layout."""
+        """Return the keys of a run that differ from their defaults, except the layout's."""
         megatron = self.megatron
         names = (
             *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),

@@ -23,7 +23,7 @@ from allocation.rules.memory import TIGHT
 
 MOST_SPLITS = 64
 MOST_TRAINERS = 4  # of a split of the GPUs
-MOST_SERVERS = 3  # of those that share GPUs with a trainer
+MOST_SERVERS = 3  # servers that share GPUs with a trainer
 _ON_HOST = {kind: replace(kind, optimizer_offload=True) for kind in (PLAIN, EXPERTS, FULL)}
 
 
@@ -177,7 +177,7 @@ def _best_settings(
     kinds = [PLAIN, EXPERTS, FULL] if task.model.experts else [PLAIN, FULL]
     every = [(kind, host, tokens) for host in (0, 1) for kind in range(len(kinds)) for tokens in task.micro_batches]
     timed = []
-    for kind, host, tokens in every:  # each of the three saves memory, or needs more, whatever the others are
+    for kind, host, tokens in every:  # each of the three saves memory, or needs more, independently of the others
         megatron = with_ends(_ON_HOST[kinds[kind]] if host else kinds[kind], trainer.ends)
         parts = training_seconds(task, trainer.sizes, megatron, tokens, in_turns=turns)
         one = replace(trainer, megatron=megatron, tokens=tokens, parts=parts)
@@ -196,7 +196,7 @@ def _best_settings(
 
 
 def possible_trainers(task: Task, n: int) -> Iterator[tuple[ParallelSizes, Ends]]:
-    """Return sizes on `n` GPUs and the ends of their pipelines, whatever memory they need."""
+    """Return sizes on `n` GPUs and the ends of their pipelines, regardless of memory."""
     most = task.batch.sequences // task.batch.n_minibatches
     every = trainer_sizes(task.model, n, task.cluster.n_gpus_per_node, task.ends)
     return ((sizes, ends) for sizes, ends in every if sizes.dp <= most)

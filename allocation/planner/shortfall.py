@@ -20,7 +20,7 @@ from allocation.planner.search import (
 from allocation.planner.sizes import server_sizes
 from allocation.planner.task import FULL, SHARE, Task, with_ends
 
-_CLOSEST = 64  # trainers whose activations are counted, too: those with the smallest weights and optimizer
+_CLOSEST = 64  # trainers whose activations are counted, too: the ones with the smallest weights and optimizer
 
 
 def shortfall(task: Task) -> Iterator[str]:
@@ -40,7 +40,7 @@ def shortfall(task: Task) -> Iterator[str]:
 
 
 def fewest_gpus(task: Task) -> tuple[int | None, int | None]:
-    """Return the smallest numbers of GPUs, of those that the planner tries, on which trainer and servers fit."""
+    """Return the smallest numbers of GPUs, among the planner's candidates, on which trainer and servers fit."""
     able = [*sizes_of_trainer(task.cluster), task.cluster.n_gpus]
     trainer = next((n for n in able if next(fitting_trainers(task, n), None)), None)
     return trainer, next((n for n in able if best_servers(task, n, SHARE)), None)

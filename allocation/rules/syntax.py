@@ -72,7 +72,7 @@ def parenthesis(failure: GrammarFailure) -> Iterator[Problem]:
 
 @rule("ALLOC-SYNTAX", source=LANGUAGE)
 def syntax_error(unexplained: GrammarFailure) -> Iterator[Problem]:
-    """The text violates the grammar at this position; the finding names what would fit."""
+    """The text violates the grammar at this position; the finding names the valid continuations."""
     expected = [words for name, words in _TERMINALS.items() if name in unexplained.expected]
     if not unexplained.member.strip():
         example = "megatron:d4"

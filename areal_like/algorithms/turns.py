@@ -47,10 +47,10 @@ def find_turns(experience: Experience) -> TurnRuns:
 def credit_each_turn(experience: Experience, shaped: Doubles, settings: Settings) -> Doubles:
     """Return rewards of the generated tokens whose suffix sums are the normalised values of their turns.
 
-    The reward of an episode, that of its last trajectory in `shaped`, is added to its last turn. A turn's return is its
+    The reward of an episode (its last trajectory's in `shaped`) is added to its last turn. A turn's return is its
     reward plus the discounted return of the episode's next turn, normalised over turns. With `state_coef`, the
-    advantage is instead that of the episode, whose rewards are summed without a discount, plus `state_coef` times that
-    of the return among the turns of the group that start in the same state.
+    advantage is instead the episode's, whose rewards are summed without a discount, plus `state_coef` times the
+    advantage of the return among the turns of the group that start in the same state.
     """
     turns = find_turns(experience)
     own, groups = _own_rewards(experience, turns, shaped, settings), experience.groups[turns.owner]
@@ -102,7 +102,7 @@ def _returns(own: Doubles, episodes: Ints, discount: float) -> Doubles:
 
 
 def _states(experience: Experience, turns: TurnRuns) -> NDArray[np.int64]:
-    """Return a number for the state in which each turn starts: the workflow's, or else the tokens before the turn."""
+    """Return a number for the initial state of each turn: the workflow's, or else the tokens before the turn."""
     batch, numbers = experience.batch, dict[bytes | float, int]()
     named = batch.fields.get("turn_states")
     begin = (np.cumsum(batch.lengths) - batch.lengths)[turns.owner]

@@ -1,4 +1,5 @@
-"""Checks of a run's nodes before its processes start: what must be equal on all nodes, and what each node must have.
+"""Checks of a run's nodes before its processes start: packages and devices that must be equal, and paths that each node
+needs.
 
 Ray accepts nodes whose packages, drivers or clocks differ; a run would fail later, with a library's error.
 """

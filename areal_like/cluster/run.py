@@ -296,7 +296,7 @@ async def _caretakers(cluster: RunCluster) -> AsyncIterator[None]:
 
 
 async def _close(cluster: RunCluster, caretakers: WorkerGroup) -> None:
-    """Have the caretakers of all nodes that answer clean up; a node that was cut off does so when Ray ends there."""
+    """Ask the caretakers of all reachable nodes to clean up; a node that was cut off does so when Ray ends there."""
     headed = await head_answers()
     urls = await cluster.beats([caretakers]) if headed else {}
 

@@ -1,6 +1,6 @@
 """How many tokens an image takes and where they are in a prompt, from the files of a model's processor alone.
 
-The ids equal those of transformers' processor, which needs torch and takes a second to import; a test compares them.
+The ids equal the ones of transformers' processor, which needs torch and takes a second to import; a test compares them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class VisionProcessor:
 def load_processor(directory: Path, special_tokens: Mapping[str, str]) -> VisionProcessor | None:
     """Read the processor of a vision-language model; None for other models. Raises ProcessorError.
 
-    `special_tokens` are those that the tokenizer's settings name, such as `image_token`.
+    `special_tokens` come from the tokenizer's settings, such as `image_token`.
     """
     model = _read(directory / "config.json")
     family = model.get("model_type")

@@ -17,7 +17,7 @@ WORTH = 0.85  # maximum share of a step's time that a recommended layout may nee
 
 @dataclass(frozen=True)
 class GpuSplit:
-    """GPUs of the servers and of the trainer, the multiples in which each may use them, and η; nothing is colocated."""
+    """GPUs of the servers and of the trainer, their allowed multiples, and η; nothing is colocated."""
 
     servers: int
     trainer: int

@@ -138,7 +138,7 @@ class Record:
             self._view.row(row | {"eval": reward})
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a run resumed after `step` needs from earlier steps, whose metrics are written first.
+        """Return the state of earlier steps for a run resumed after `step`; their metrics are written first.
 
         Blocks, so call it in a thread. Raises RecordError.
         """

@@ -43,7 +43,7 @@ class SetResult:
 
 @dataclass(eq=False)
 class Evaluator:
-    """The sets of a run by name; `tokens` counts what was generated for them."""
+    """The sets of a run by name; `tokens` counts their generated tokens."""
 
     config: EvaluatorConfig
     sets: Mapping[str, EvaluationSet]
@@ -79,7 +79,7 @@ class Evaluator:
 
 
 def _of_samples(group: Sequence[Trajectory]) -> list[float]:
-    """Return the rewards of a group's samples, of which some have several trajectories."""
+    """Return the rewards of a group's samples, some may have several trajectories."""
     return list({item.sample: item.reward for item in group if item.reward is not None}.values())
 
 

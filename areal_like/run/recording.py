@@ -39,7 +39,7 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
 
 
 def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
-    """Return what takes the numbers of each step; those of `void_from` and later steps so far are void."""
+    """Return the writers of each step's numbers; present numbers of `void_from` and later steps are void."""
     return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
 
 

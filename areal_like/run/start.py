@@ -85,12 +85,12 @@ def _initial_weights(config: EngineConfig) -> Path | None:
 
 
 def _lora(actor: ActorConfig) -> LoRA | None:
-    """Return the actor's adapters, if these are what is trained."""
+    """Return the actor's adapters, if they are trained."""
     return LoRA(actor.lora_rank, actor.lora_alpha, tuple(actor.target_modules)) if actor.use_lora else None
 
 
 def carry_user_code(algorithm: Algorithm) -> None:
-    """Have Ray send a user's losses to the ranks by value: these cannot import the file that they come from."""
+    """Register a user's losses with Ray by value: ranks cannot import the user's file."""
     from ray.cloudpickle import register_pickle_by_value
 
     for module in algorithm.user_modules:

@@ -45,7 +45,7 @@ async def in_loop[T](loop: asyncio.AbstractEventLoop, body: Coroutine[Any, Any, 
 class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     """A fixed number of worker processes; `async with` starts them without waiting and ends them with their children.
 
-    `entry` and `start` are those of Settings. The output of calls goes to `log`; `say` receives messages for the user,
+    WorkerSettings define `entry` and `start`. The output of calls goes to `log`; `say` receives messages for the user,
     in another thread. A thread with its own event loop serves the connections, so that neither side waits for the loop
     of the run.
     """
@@ -192,7 +192,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         return outcome
 
     async def _limit(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
-        """Wait for a result, not counting time in which its loop was blocked, for example by another call's code."""
+        """Wait for a result, not counting time when its loop was blocked, for example by another call's code."""
         began, stood_still = time.monotonic(), lane.stood_still_s
         left_s = timeout_s
         while not result.done():

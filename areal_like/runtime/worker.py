@@ -37,7 +37,7 @@ FAILED = 70  # exit code of a worker whose loop failed, for example by a closed 
 MB = 1 << 20
 # Made before a call's code can damage `pickle`.
 DAMAGED = pickle.dumps((False, "raised", "its worker is damaged, for example by another call that replaced a function"))
-UNUSED_MB = 1024  # for the stacks of threads and for what libraries reserve, which count but take no memory
+UNUSED_MB = 1024  # for stacks of threads and reservations of libraries, which count but take no memory
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
 _is_fork = False  # this process was forked by a call
@@ -263,7 +263,7 @@ class _Loop:
         result = b""  # of a cancelled call
         try:
             result = await self._handler(body, partial(self._ask, number), partial(self._ask_now, number))
-        except Exception:  # noqa: BLE001 - a call's code has damaged what the handler needs, such as `pickle`
+        except Exception:  # noqa: BLE001 - a call's code has damaged modules of the handler, such as `pickle`
             result = DAMAGED
         finally:
             del self._tasks[number]

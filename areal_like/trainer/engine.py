@@ -124,7 +124,7 @@ class TrainEngine(Protocol):
         """
 
     def onload(self, parts: Collection[Part] = PARTS) -> None:
-        """Move parts back to the device, except those that stay in host memory between calls (`spec.resting`)."""
+        """Move parts back to the device, except parts that stay in host memory between calls (`spec.resting`)."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine cannot be used afterwards."""

@@ -1,4 +1,4 @@
-"""Images as inputs of a model: the pixels of those in a micro-batch, and for each image token the part it stands for.
+"""Images as inputs of a model: the pixels of a micro-batch's images, and for each image token the part it stands for.
 
 Pixels are made in the rank, with transformers' image processor of the model and only for the micro-batch's own images.
 An image that several sequences of a micro-batch have is computed once.
@@ -38,9 +38,9 @@ class ProcessedImage:
 class ImageInputs:
     """The images of a micro-batch.
 
-    `arguments` are those of the model; there is always an image, because ranks compute the tower together. `rows` are
+    `arguments` are passed to the model; there is always an image, because ranks compute the tower together. `rows` are
     the rows of the tower's output that stand for the micro-batch's image tokens, in order; -1 for an image token that a
-    model sampled. `positions` `[4, 1, t]` are those of the text and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
+    model sampled. `positions` `[4, 1, t]` are the text's and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
     """
 
     arguments: Mapping[str, Tensor]

@@ -159,7 +159,7 @@ class FSDPEngine(BaseEngine):
         gc.collect()
 
     def _state(self) -> dict[str, Any]:
-        """Return what `save` writes; only weights for a reference."""
+        """Return the state that `save` writes; only weights for a reference."""
         if self._spec.optimizer is None:
             return {"model": get_model_state_dict(self._model)}
         if not self._optimizer.state:
@@ -216,7 +216,7 @@ class FSDPEngine(BaseEngine):
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
         with torch.no_grad():
             outputs = [self._columns(micro_batch, temperature)[0] for micro_batch in micro_batches]
-            self._model.reshard()  # what only a backward pass would do
+            self._model.reshard()  # otherwise only a backward pass does
         return outputs
 
     def _columns(self, micro_batch: DeviceBatch, temperature: float) -> Sequence[Tensor]:

@@ -13,7 +13,7 @@ class AdaptedPart(NamedTuple):
     """A Hugging Face module in a layer of Megatron, with its number of `outputs`.
 
     With `runs` each head has several runs of outputs, such as a query and its gate, of these sizes. The module has all
-    runs of the first head, then those of the next; with `by_run` the first run of all heads, then their second.
+    runs of the first head, then the next head's; with `by_run` the first run of all heads, then their second.
     """
 
     outputs: int
@@ -76,7 +76,7 @@ def _latent(config: Any) -> Iterator[Joined]:
 
 
 def _delta_net(config: Any, family: str) -> Iterator[Joined]:
-    """Yield the layers of a gated delta net, whose heads are those of keys; several value heads belong to each."""
+    """Yield the layers of a gated delta net, whose heads are key heads; several value heads belong to each."""
     hidden, keys, heads = config.hidden_size, config.linear_key_head_dim, config.linear_num_key_heads
     each = config.linear_num_value_heads // heads
     values = each * config.linear_value_head_dim
@@ -102,7 +102,7 @@ def by_run(rows: Tensor, runs: Sequence[int], blocks: int = 1) -> Tensor:
 
 
 def by_head(rows: Tensor, runs: Sequence[int]) -> Tensor:
-    """Reorder rows that lie run by run: all runs of the first head, then those of the next."""
+    """Reorder rows that lie run by run: all runs of the first head, then the next head's."""
     heads = len(rows) // sum(runs)
     parts = rows.split([heads * run for run in runs])
     return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1)

@@ -17,7 +17,7 @@ from areal_like.trainer.offload import bytes_of
 
 @dataclass
 class _Adapter:
-    """State of an adapter while another one is in use: the bytes of what training changes, and its counts."""
+    """State of an adapter while another one is in use: the bytes that training changes, and its counts."""
 
     params: list[Tensor]
     states: list[Tensor]

@@ -109,7 +109,7 @@ def load_checkpoint(
     scheduler: OptimizerParamScheduler | None,
     adapter: str = "",
 ) -> None:
-    """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
+    """Load a checkpoint of `save_checkpoint`, written in any layout. Raises FileNotFoundError if it is missing.
 
     The position in the learning-rate schedule is loaded; its shape comes from the configuration. `adapter` names the
     one of several adapters that is in use.

@@ -134,7 +134,7 @@ class MegatronEngine(BaseEngine):
         return MegatronAdapterStates(self._spec.adapters, self._wrapped, self._optimizer, self._scheduler)
 
     def _tensors(self) -> Mapping[Part, Callable[[], Iterable[Tensor]]]:
-        """Return the tensors of each part, with those of adapters that are not in use."""
+        """Return the tensors of each part, including adapters that are not in use."""
         found, others = optimizer.tensors(self._wrapped, self._optimizer), self._adapter_states
         if others is None:
             return found

@@ -51,7 +51,7 @@ class AdapterShare(torch.nn.Module):
         return Adapter(self.a, self.b)
 
     def whole(self) -> Adapter:
-        """Gather the adapter from the tensor-parallel ranks, all of which call this."""
+        """Gather the adapter from the tensor-parallel ranks, which all call this."""
         a, b = (_gather(parameter) for parameter in (self.a, self.b))
         return Adapter(a, by_run(b, self.part.runs) if self.part.by_run else b)
 
