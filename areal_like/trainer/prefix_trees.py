@@ -2,7 +2,7 @@
 
 A sequence is the path from a root to its leaf, so n samples of a prompt are a tree of depth 1, and the branches of a
 conversation are a tree that branches at its turns. A node attends to the keys and values of its path, whose gradients
-are summed: the result equals that of separate paths ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1). This
+are summed: the result equals separate paths' ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1). This
 module uses neither torch nor communication.
 """
 

@@ -1,6 +1,6 @@
 """The events that SGLang 0.5.17 streams as an answer to `/generate`, typed: a field of another type is an error.
 
-Decoding takes most of the time of reading answers, so only what is used is decoded, and nothing twice.
+Decoding takes most of the time of reading answers, so only used fields are decoded, and nothing twice.
 """
 
 from typing import Any, NamedTuple

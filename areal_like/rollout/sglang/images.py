@@ -1,9 +1,9 @@
 """Images of requests, whose tokens are computed as they were sent, with a token for each part of an image.
 
 SGLang 0.5.17 decodes the tokens of a request with images to text, and tokenises that again with the images. The result
-may be other tokens than those that are trained, and an image token that a model has sampled takes an image's place. And
-its processors import models whose kernels a CPU does not have. Here only the pixels are computed, by transformers'
-image processor on the CPU as the trainer does, and once for the samples of a group.
+may differ from the trained tokens, and an image token that a model has sampled takes an image's place. And its
+processors import models whose kernels a CPU does not have. Here only the pixels are computed, by transformers' image
+processor on the CPU as the trainer does, and once for the samples of a group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ServedImage:
 
 
 def keep_sent_tokens(family: str) -> None:
-    """Have SGLang compute the images of a family's requests as described above; other families are left as they are."""
+    """Compute the images of a family's requests as described above; leave other families as they are."""
     from sglang.srt.managers import tokenizer_manager
 
     if family not in (*GRID, *FIXED):

@@ -55,7 +55,7 @@ def check_packing(
         model.eval().set_attn_implementation("eager")
         alone = _compute_alone(model, vision, batch, device)
         model.train().set_attn_implementation(chosen)
-        model.reshard()  # what only a backward pass would do
+        model.reshard()  # otherwise only a backward pass does
     distance = float((packed - alone).abs().mean())
     if not distance <= allowed:  # nan is not
         found = f"computes packed sequences {distance:.2g} nats on average apart from each sequence alone"
