@@ -1,6 +1,6 @@
-"""The command `areal-like`: run, check, and look at what runs have left.
+"""The command `areal-like`: run, check, and inspect runs.
 
-What a command needs beyond typer is imported by it, so that `--help` answers at once, and `areal-like` names the
+Each command imports its modules beyond typer itself, so that `--help` answers at once, and `areal-like` names the
 missing packages if only the compiler is installed.
 """
 

@@ -27,7 +27,7 @@ _TRAINERS = {**{f"Megatron ({bridge})": ("megatron", bridge) for bridge in BRIDG
 
 @dataclass(frozen=True)
 class Trainability:
-    """Findings about a model: those of its files, and those of each trainer by the trainer's name.
+    """Findings about a model's files, and about each trainer by the trainer's name.
 
     `servers` has a sentence for SGLang on each device. `from_table` means that only the sizes of the offline table were
     checked, `instead` is a backend that takes the model where the requested one does not. `family` is the model's.
