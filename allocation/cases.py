@@ -22,7 +22,7 @@ class UsageError(ValueError):
 class Case:
     """One checked input: its `label` in the output, its `text` (None: a file), and the result.
 
-    `checked_with` lists what a file defines besides the layout, so that a missing model is not mistaken for a checked
+    `checked_with` lists the other definitions of a file, so that a missing model is not mistaken for a checked
     one.
     """
 

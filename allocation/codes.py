@@ -1,4 +1,4 @@
-"""Explanations of the codes of findings: what is wrong, an example that shows it, and how to correct it."""
+"""Explanations of the codes of findings: the error, an example that shows it, and the correction."""
 
 import difflib
 import shlex
@@ -58,14 +58,15 @@ def find(code: str, known: Mapping[str, Explanation]) -> Explanation:
 
 
 def _nearest(code: str, known: Iterable[str]) -> str:
-    """Return a sentence about the codes that may have been meant: those that begin with it, or the most similar one."""
+    """Return a sentence about the codes that may have been meant: the ones that begin with it, or the most similar
+    one."""
     known = list(known)
     near = [other for other in known if other.startswith(f"{code}-")] or difflib.get_close_matches(code, known, n=1)
     return f"The nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}." if near else ""
 
 
 def _command(entry: Mapping[str, Any]) -> str:
-    """Return an example as a command, and in a comment what the command has no option for."""
+    """Return an example as a command, and in a comment the settings without an option."""
     text = entry.get("example", "")
     if "from" in entry:
         return f"allocation convert {shlex.quote(text)} --from {entry['from']}"

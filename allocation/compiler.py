@@ -19,7 +19,7 @@ from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, fill_stars, place
+from allocation.placement import DEFAULT_GPUS_PER_NODE, PlacementRequest, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.registry import RULES, run_rules
 from allocation.resolve import Engine, resolve
@@ -116,7 +116,7 @@ def compile(
     memory: MemorySettings | None = None,
     key: str | None = None,
 ) -> Plan:
-    """Return the plan of an allocation; the arguments are those of `check`.
+    """Return the plan of an allocation; it takes the arguments of `check`.
 
     Raises `AllocationError` with all findings.
     """
@@ -158,7 +158,7 @@ def _of_role(context: Context, role: str) -> Context:
     return context
 
 
-def _collect_planned(request: Request, plan: Plan, context: Context) -> list[Planned]:
+def _collect_planned(request: PlacementRequest, plan: Plan, context: Context) -> list[Planned]:
     """Return the input of the memory rules: engines with a known model, and roles that share another role's layout."""
     pairs = list(zip(request.engines, plan.engines, strict=True))
     present = {engine.role for engine in request.engines}
@@ -190,8 +190,8 @@ def _engine_findings(engine: Engine, context: Context) -> list[Finding]:
     return [*run_rules(engine.source, engine.role, **known), *wrong]
 
 
-def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, Source, list[Finding]]:
-    """Read all texts. The source is what findings about several engines refer to."""
+def _request(spec: Spec, context: Context, key: str | None) -> tuple[PlacementRequest, Source, list[Finding]]:
+    """Read all texts. Findings about several engines refer to the source."""
     if isinstance(spec, str):
         source = Source(spec, key)
         tree, findings = read(source)
@@ -204,13 +204,13 @@ def _request(spec: Spec, context: Context, key: str | None) -> tuple[Request, So
         findings += run_rules(engine.source, member=engine)
     if isinstance(spec, str):
         findings += run_rules(source, engines=engines)
-    return Request(tuple(map(tuple, groups)), context.cluster), source, findings
+    return PlacementRequest(tuple(map(tuple, groups)), context.cluster), source, findings
 
 
 def _fields(
     fields: list[tuple[str, str]], colocated: Mapping[str, str]
 ) -> tuple[Source, list[Finding], list[list[Engine]]]:
-    """Read one member per config field; those of `colocated`, or with the same explicit GPU ids, share their GPUs."""
+    """Read one member per config field; members of `colocated`, or with equal explicit GPU ids, share their GPUs."""
     findings: list[Finding] = []
     groups: list[list[Engine]] = []
     for role, text in fields:
@@ -235,7 +235,7 @@ def _fields(
     return Source(text, " + ".join(f"{role}.backend" for role, _ in fields)), findings, groups
 
 
-def _plan(request: Request, placed: tuple[Gpus, ...], order: str) -> Plan:
+def _plan(request: PlacementRequest, placed: tuple[Gpus, ...], order: str) -> Plan:
     engines = list(request.engines)
     cluster = request.cluster
     if cluster is None:

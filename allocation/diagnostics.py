@@ -53,8 +53,8 @@ class Remedy:
 class Problem:
     """The result of a rule: one sentence, the spans in question, and the fix, in words or as settings.
 
-    `source` is the text of the spans, if it is not the text that the rule runs on; `roles` are those in question, if
-    they are not the one that the rule runs on; `quoted` are the whole allocations that `help` suggests.
+    `source` is the text of the spans, if it is not the text that the rule runs on; `roles` are the roles in question,
+    if they are not the one that the rule runs on; `quoted` are the whole allocations that `help` suggests.
     """
 
     message: str

@@ -51,7 +51,7 @@ _DELTA_NETS = Family(
               "linear_conv_kernel_dim": 4, "full_attention_interval": 4},
 )  # fmt: skip
 _GEMMA = Family(bias="qkvo", defaults={"head_dim": 256, "tie_word_embeddings": True})
-# What Google's checkpoints leave out
+# Fields that Google's checkpoints omit
 _GEMMA_2 = {
     **_GEMMA.defaults, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 256_000,
     "max_position_embeddings": 8192, "sliding_window": 4096,

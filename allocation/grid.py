@@ -2,7 +2,7 @@
 
 Megatron's rank generator (core/parallel_state.py, `generate_masked_orthogonal_rank_groups`) reads an order
 string such as `tp-cp-ep-dp-pp` as the digits of a mixed-radix number, leftmost digit fastest. That is an
-array whose axes are the tokens from right to left; a group is what remains when all other axes are fixed.
+array whose axes are the tokens from right to left; fixing all other axes leaves a group.
 """
 
 from __future__ import annotations

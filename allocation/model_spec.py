@@ -32,7 +32,7 @@ class ModelError(ValueError):
 class Counted:
     """Parameters of a model as its own library builds it.
 
-    `layers` are those of all decoder layers, `largest` those of the largest one, `experts` the part of `layers` that is
+    `layers` counts all decoder layers, `largest` the largest one, `experts` the part of `layers` that is
     split among experts. `linear` has for each name of a linear layer the inputs and outputs of all layers of this name.
     """
 
@@ -208,7 +208,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _family(config: Mapping[str, Any], name: str) -> Family:
-    """Return the family of a config: a known one, or that of a dense model with the usual fields. Raises
+    """Return the family of a config: a known one, or `USUAL` for a dense model. Raises
     `ModelError`."""
     kind = config.get("model_type")
     if isinstance(kind, str) and kind in FAMILIES:
@@ -269,7 +269,7 @@ def _linear_layers(config: Mapping[str, Any]) -> Iterator[int]:
 
 
 def _dense_layers(config: Mapping[str, Any], family: Family) -> Iterable[int]:
-    """Return layers without experts: the first ones (DeepSeek, GLM), or those that `decoder_sparse_step` leaves out
+    """Return layers without experts: the first ones (DeepSeek, GLM), or all that `decoder_sparse_step` leaves out
     (Qwen)."""
     layers = range(config["num_hidden_layers"])
     if "first_k_dense_replace" in family.defaults:

@@ -70,7 +70,7 @@ def _attach(findings: Findings, source: Source, judge: Callable[[str], Findings]
 def _search(text: str, judge: Callable[[str], Findings], checks: Iterator[int], *, thirds: bool) -> tuple[str, ...]:
     """Return valid strings near `text`: one member after the other is changed until nothing is wrong with it.
 
-    Each candidate takes one of `checks`; when there are none left, what was found has to do.
+    Each candidate takes one of `checks`; when none are left, the search returns its results so far.
     """
     tree = parse(text)
     current = [text]
@@ -171,7 +171,7 @@ def _distance(old: int, new: int, *, thirds: bool) -> float:
 
 
 def _change(member: Member, changes: Mapping[tuple[str, str], int]) -> Member:
-    """Return the member with new counts; a `d` or `p` in `ffn` becomes what follows from the rest."""
+    """Return the member with new counts; a `d` or `p` in `ffn` follows from the rest."""
     attn = [Dim(d.letter, str(changes.get(("attn", d.letter), d.count))) for d in member.layout.attn]
     for letter in "tpcd":
         if ("attn", letter) in changes and all(d.letter != letter for d in attn):

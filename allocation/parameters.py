@@ -1,6 +1,6 @@
 """Parameter counts of a model and of each rank, from the shapes of transformers' modeling files.
 
-Counts are those of `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
+Counts agree with `transformers` 5.12 (`AutoModelForCausalLM`), without buffers such as DeepSeek's routing bias and
 without layers for multi-token prediction, which transformers does not build. The trainer builds such a layer where it
 trains it (`prediction_layer`).
 """
@@ -77,27 +77,27 @@ def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
     return -(-model.vocab_size // multiple) * multiple * model.hidden_size
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """The composition of a layer; most models have layers of one or two kinds."""
 
     linear: bool
     experts: bool
 
 
-def kind(model: ModelSpec, number: int) -> Kind:
+def kind(model: ModelSpec, number: int) -> LayerKind:
     """Return the kind of layer `number`."""
-    return Kind(number in model.linear_layers, model.experts > 0 and number not in model.dense_layers)
+    return LayerKind(number in model.linear_layers, model.experts > 0 and number not in model.dense_layers)
 
 
-def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[Kind, int]:
+def kinds(model: ModelSpec, layers: Sequence[int]) -> Mapping[LayerKind, int]:
     """Return the number of layers of each kind."""
     if not (model.linear_layers or model.dense_layers):
-        return {Kind(linear=False, experts=model.experts > 0): len(layers)} if layers else {}
+        return {LayerKind(linear=False, experts=model.experts > 0): len(layers)} if layers else {}
     return Counter(kind(model, number) for number in layers)
 
 
 @cache
-def layer(model: ModelSpec, of: Kind) -> Parameters:
+def layer(model: ModelSpec, of: LayerKind) -> Parameters:
     """Return the parameters of a decoder layer; of the largest one where they were counted."""
     if model.counted:
         return Parameters(split=model.counted.largest)
@@ -113,8 +113,8 @@ def layers_together(model: ModelSpec, layers: Sequence[int]) -> Parameters:
     return sum((layer(model, of) * n for of, n in kinds(model, layers).items()), Parameters())
 
 
-def prediction_kind(model: ModelSpec) -> Kind:
-    """Return the kind of the layer for multi-token prediction, which is that of the last decoder layer."""
+def prediction_kind(model: ModelSpec) -> LayerKind:
+    """Return the kind of the layer for multi-token prediction, which equals the last decoder layer."""
     return kind(model, model.layers - 1)
 
 
@@ -124,7 +124,7 @@ def prediction_layer(model: ModelSpec) -> Parameters:
     return layer(model, prediction_kind(model)) + Parameters(split=2 * h * h, copied=3 * h)
 
 
-def _feed_forward(model: ModelSpec, of: Kind) -> Parameters:
+def _feed_forward(model: ModelSpec, of: LayerKind) -> Parameters:
     """Return the dense part, or router, experts and shared experts."""
     h = model.hidden_size
     if not of.experts:
@@ -170,7 +170,7 @@ def _linear(model: ModelSpec) -> Parameters:
 class Held:
     """Parameters on one rank: on the dense grid and on the expert grid, which have separate optimizers.
 
-    Those of a vision `tower`, on the dense grid of the first stage, may be frozen.
+    A vision `tower`, on the dense grid of the first stage, may be frozen.
     """
 
     dense: int

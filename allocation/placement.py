@@ -18,7 +18,7 @@ DEFAULT_GPUS_PER_NODE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlacementRequest:
     """The input of placement: engines in groups, and the cluster (None: as large as needed)."""
 
     groups: tuple[tuple[Engine, ...], ...]
@@ -52,7 +52,7 @@ def takes_the_rest(group: Sequence[Engine]) -> bool:
     return all(engine.starred and not engine.node.gpus for engine in group)
 
 
-def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]]:
+def fill_stars(request: PlacementRequest, source: Source) -> tuple[PlacementRequest, list[Finding]]:
     """Return the request with every `d*` replaced by a number, as far as that is possible."""
     if not any(engine.starred for engine in request.engines):
         return request, []
@@ -72,10 +72,10 @@ def fill_stars(request: Request, source: Source) -> tuple[Request, list[Finding]
             except UnknownSize:
                 return request, findings
         groups.append(group)
-    return Request(tuple(groups), request.cluster), findings
+    return PlacementRequest(tuple(groups), request.cluster), findings
 
 
-def _room(request: Request, group: tuple[Engine, ...]) -> int:
+def _room(request: PlacementRequest, group: tuple[Engine, ...]) -> int:
     """Return the GPUs for a group with `d*`: the number from its other members or ids, else the rest of the cluster.
 
     The rest is rounded down to a number that suits every starred layout.
@@ -88,7 +88,7 @@ def _room(request: Request, group: tuple[Engine, ...]) -> int:
     return left // unit * unit
 
 
-def place(request: Request, source: Source) -> tuple[tuple[Gpus, ...], list[Finding]]:
+def place(request: PlacementRequest, source: Source) -> tuple[tuple[Gpus, ...], list[Finding]]:
     """Return GPU ids of every engine, left to right, and the findings; without sizes nothing is placed."""
     try:
         for engine in request.engines:

@@ -91,7 +91,7 @@ class Engine:
         return spell(replace(self.node, name=None, gpus=()))
 
     def spans(self, *names: str) -> tuple[Span, ...]:
-        """Return the spans of the sizes `names`, or that of the whole layout if the string has none of them."""
+        """Return the spans of the sizes `names`, or of the whole layout if the string names none."""
         return tuple(self.written[n].span for n in names if n in self.written) or (self.node.layout.span,)
 
     def says(self, name: str) -> str:

@@ -1,6 +1,7 @@
-"""The vision tower of a model of text and images: its parameters, and what it keeps of images for the backward pass.
+"""The vision tower of a model of text and images: its parameters, and the activations of images that it keeps for the
+backward pass.
 
-Shapes are those of transformers 5.12 (`models/{qwen2_5_vl,qwen3_vl,qwen3_5,gemma3,siglip}/modeling_*.py`).
+Shapes follow transformers 5.12 (`models/{qwen2_5_vl,qwen3_vl,qwen3_5,gemma3,siglip}/modeling_*.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Tower:
     def activations(self, tokens: int, item: int, *, recomputed: bool = False, trained: bool = True) -> int:
         """Return bytes that backward needs of images with so many tokens; an `item` is a number in the data type.
 
-        A layer keeps the inputs and outputs of its norms, queries, keys and values, those that were turned, the output
+        A layer keeps the inputs and outputs of its norms, queries, keys and values, rotated ones, the output
         of attention, and the steps of its feed-forward layer. `recomputed` layers keep their input, and one keeps all.
-        A tower that is not `trained` has those of one layer, for a moment.
+        A tower that is not `trained` briefly holds one layer's.
         """
         hidden = self.hidden
         layer = (10 * hidden + (4 if self.gated else 2) * self.ffn) * item + 8 * hidden * self.gated

@@ -1,6 +1,6 @@
-"""The command `areal-like`: run, check, and look at what runs have left.
+"""The command `areal-like`: run, check, and inspect runs.
 
-What a command needs beyond typer is imported by it, so that `--help` answers at once, and `areal-like` names the
+Each command imports its modules beyond typer itself, so that `--help` answers at once, and `areal-like` names the
 missing packages if only the compiler is installed.
 """
 
@@ -16,7 +16,7 @@ import typer
 from areal_like.registry import find_modules
 
 if TYPE_CHECKING:
-    from areal_like.metrics.samples import Sample
+    from areal_like.metrics.samples import SampleRow
 
 UNREADABLE = 2
 
@@ -216,14 +216,14 @@ def _is_run(directory: Path) -> None:
         _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is missing")
 
 
-def _summary(samples: "list[Sample]") -> str:
+def _summary(samples: "list[SampleRow]") -> str:
     judged = [sample["reward"] for sample in samples if sample["reward"] is not None]
     mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
     missing = f", {len(samples) - len(judged)} without a reward" if len(judged) < len(samples) else ""
     return f"{len(samples)} samples, {mean}{missing}"
 
 
-def _describe(sample: "Sample") -> str:
+def _describe(sample: "SampleRow") -> str:
     from areal_like.metrics.samples import escape, reward_of
 
     versions = ", ".join(str(version) for version, _ in sample["versions"])

@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(eq=False)
 class EventLog:
-    """Events since the last `drain`, and what each lane is in the middle of."""
+    """Events since the last `drain`, and each lane's open spans."""
 
     _events: list[Event] = field(default_factory=list)
     _under_way: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ _log: ContextVar[EventLog | None] = ContextVar("areal_like.events", default=None
 
 @contextmanager
 def recording(log: EventLog) -> Iterator[None]:
-    """Note to `log` what the body does, and the tasks that it starts."""
+    """Note the events of the body, and of the tasks that it starts, in `log`."""
     token = _log.set(log)
     try:
         yield
@@ -81,7 +81,7 @@ def span(lane: str, name: str, **ids: int) -> Iterator[None]:
 
 
 def note(lane: str, name: str, start: float, **ids: int) -> None:
-    """Note what began at `start` and ends now."""
+    """Note a span that began at `start` and ends now."""
     if log := _log.get():
         log.note(lane, name, start, now(), **ids)
 

@@ -1,4 +1,4 @@
-"""The moments of a training step at which capabilities act, and what they are told."""
+"""The moments of a training step at which capabilities act, and their arguments."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from areal_like.types import Batch, Trajectory
 class Share:
     """The part of a policy in a step: the run's only policy, or one of several adapters.
 
-    `experience` is what its algorithm was given, None without a reward; `batches` are the mini-batches that were
+    `experience` is its algorithm's input, None without a reward; `batches` are the mini-batches that were
     trained, each `actor.ppo_epochs` times; `stats` are empty if nothing was trained.
     """
 

@@ -1,6 +1,6 @@
 """Images as they travel through a run: encoded, as PNG or JPEG, in the order in which they appear in the tokens.
 
-The servers receive these bytes, and each trainer rank decodes those of its own sequences, so that both see one picture.
+The servers receive these bytes, and each trainer rank decodes its own sequences' images, so that both see one picture.
 """
 
 import base64
@@ -34,7 +34,7 @@ _TOO_MANY_BYTES = f"an image has more than {MOST_BYTES:,} bytes, the most that i
 
 
 class ImageError(ValueError):
-    """An image that cannot be used; the message is what is wrong with it and what would do."""
+    """An image that cannot be used; the message has the problem and the remedy."""
 
 
 def read_size(data: bytes) -> tuple[int, int]:

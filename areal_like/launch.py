@@ -1,4 +1,5 @@
-"""`train`, as `from areal_like import train` gives it, and `check`: what command line, scripts and notebooks call."""
+"""`train`, as `from areal_like import train` gives it, and `check`: the functions that command line, scripts and
+notebooks call."""
 
 import asyncio
 import json
@@ -122,7 +123,7 @@ def _run_to_its_end(job: Job, view: View) -> None:
 
 @contextmanager
 def _interrupts_raise() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt here: asyncio.run's handler would cancel a task of the loop that waits."""
+    """Raise KeyboardInterrupt here on Ctrl-C: asyncio.run's handler would cancel a task of the loop that waits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,7 +136,8 @@ def _interrupts_raise() -> Iterator[None]:
 
 @contextmanager
 def _main_script_stays_here() -> Iterator[None]:
-    """Keep multiprocessing's workers from running the caller's script again; what they need of it is sent to them."""
+    """Keep multiprocessing's workers from running the caller's script again; they receive the functions that they
+    need."""
     names: dict[str, Any] = vars(sys.modules["__main__"])
     hidden: dict[str, Any] = {name: names.pop(name) for name in ("__file__", "__spec__") if name in names}
     names["__spec__"] = None

@@ -1,4 +1,4 @@
-"""Finds the folders of `areal_like/capabilities/`, each of which adds to a run what the rest does not name.
+"""Finds the folders of `areal_like/capabilities/`, each adds something to a run that the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
 CAPABILITY, `commands.py` with COMMANDS, `codes.toml`, `docs.md`. A folder that was deleted is simply not there.

@@ -6,14 +6,22 @@ python tests/prose.py [FILE ...]      # default: every file of allocation/ and a
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OPENINGS = re.compile(r"(?:What|Whose|Of|Those|That|Who)\b")
+OPENINGS = re.compile(r"(?:What|Whose|Of|Those|That|Who|Have)\b")
 NOUNS = re.compile(r"(?:The|A|An|Whether|How|All|Each|One|Any)\b")  # of functions, which start with a verb
+# Relative clauses in the place of nouns, which docstrings and comments have at most MOST times per 1,000 words
+CLAUSES = re.compile(
+    r"\b(?:what(?:ever)?|whoever|those (?:that|of|which|who|whose|in|with|from|for|at|on|by)|that of|of (?:which|whom))\b",
+    re.IGNORECASE,
+)
+MOST = 1.0
 NO_NOUN = re.compile(r"\b(?:is|are|was|were) no (?!longer\b|more\b|one\b|other\b)[a-z]")
 PREPOSITIONS = {
     "about",
@@ -86,8 +94,32 @@ def main(files: list[str]) -> int:
     ]
     classes = {name for path in paths for name in class_names(ast.parse(path.read_text()))}
     found = [f"{path}:{line}: {problem}" for path in paths for line, problem in problems(path, classes)]
+    if not files:
+        found += too_many_clauses(paths)
     print("\n".join(found) or "prose: no violations")
     return 1 if found else 0
+
+
+def too_many_clauses(paths: list[Path]) -> list[str]:
+    """Return the clauses of all files with their lines, if there are more than MOST per 1,000 words."""
+    words, clauses = 0, list[str]()
+    for path in paths:
+        for line, text in comments(path):
+            words += len(re.findall(r"[A-Za-z]+", text))
+            clauses += [f'{path}:{line}: "{clause}" in the place of a noun' for clause in CLAUSES.findall(text)]
+    share = 1000 * len(clauses) / words
+    return [*clauses, f"{share:.2f} clauses per 1,000 words; the limit is {MOST}"] if share > MOST else []
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the docstrings and comments of a file."""
+    code = path.read_text()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def class_names(tree: ast.AST) -> Iterator[str]:

@@ -78,7 +78,7 @@ def engines(
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class GpuPool:
     """GPUs as other systems count them; `even` if every node contributes exactly `per_node` of them."""
 
     nodes: int
@@ -86,16 +86,16 @@ class Pool:
     even: bool
 
 
-def pool(gpus: Sequence[range], n_gpus_per_node: int) -> Pool:
+def pool(gpus: Sequence[range], n_gpus_per_node: int) -> GpuPool:
     """Return nodes and GPUs per node of the ids; if nodes have different numbers, the nearest equal split."""
     total = n_gpus(gpus)
     if total <= COUNTED_ONE_BY_ONE:
         counts = Counter(gpu // n_gpus_per_node for ids in gpus for gpu in ids)
         if len(set(counts.values())) == 1:
-            return Pool(len(counts), total // len(counts), even=True)
+            return GpuPool(len(counts), total // len(counts), even=True)
     elif len(gpus) == 1 and gpus[0].start % n_gpus_per_node == 0 == total % n_gpus_per_node:
-        return Pool(total // n_gpus_per_node, n_gpus_per_node, even=True)
+        return GpuPool(total // n_gpus_per_node, n_gpus_per_node, even=True)
     nodes = math.ceil(total / n_gpus_per_node)
     while total % nodes and nodes < min(total, COUNTED_ONE_BY_ONE):
         nodes += 1
-    return Pool(nodes, total // nodes, even=False) if total % nodes == 0 else Pool(total, 1, even=False)
+    return GpuPool(nodes, total // nodes, even=False) if total % nodes == 0 else GpuPool(total, 1, even=False)

@@ -24,7 +24,7 @@ SIZES = {
 
 
 def findings(system: System, plan: Plan, text: str) -> list[Finding]:
-    """Return every difference between `plan` and what `system.read` makes of `text`."""
+    """Return every difference between `plan` and the plan that `system.read` makes of `text`."""
     back_text, problems = system.read(text)
     result = judge(back_text, Context(plan.cluster)) if back_text and not has_errors(problems) else None
     found: list[Finding] = []

@@ -1,6 +1,6 @@
 """Megatron-LM: the command line of one training job, started by torchrun.
 
-Options are those of `megatron/training/arguments.py`. Data parallelism follows from torchrun's number of processes; ETP
+`megatron/training/arguments.py` defines the options. Data parallelism follows from torchrun's number of processes; ETP
 defaults to TP.
 """
 

@@ -1,6 +1,6 @@
 """ROLL: YAML with one section per role, its `strategy_args` and its `device_mapping`.
 
-Keys are those of ROLL's configuration guide. ROLL evaluates a device mapping as Python; this module parses it
+ROLL's configuration guide defines the keys. ROLL evaluates a device mapping as Python; this module parses it
 (`devices.py`). Roles with overlapping mappings share GPUs.
 """
 
@@ -73,7 +73,7 @@ def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list
 
 
 def _server(reading: Reading, backend: str, section: str, config: str) -> ParallelSizes:
-    """Return a server with the GPUs of one worker, or with those of its own configuration."""
+    """Return a server with the GPUs of one worker, or with the GPUs of its own configuration."""
     worker = reading.size(f"{section}.num_gpus_per_worker")
     pp = reading.size(f"{config}.pp_size", f"{config}.pipeline_parallel_size")
     tp = reading.size(f"{config}.tp_size", f"{config}.tensor_parallel_size", default=max(1, worker // pp))

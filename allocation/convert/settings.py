@@ -52,7 +52,7 @@ NULL = ("", "null", "Null", "NULL", "~", "None", "none")
 class Setting:
     """A value as written. `source` is its line, `span` its position in that line.
 
-    `unknown` names what the value depends on beyond the text, such as a variable that a script does not set.
+    `unknown` names the dependencies of the value beyond the text, such as a variable that a script does not set.
     """
 
     key: str
@@ -73,7 +73,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Words of a script's command that may be settings, and what they depend on."""
+    """Words of a script's command that may be settings, and their dependencies."""
 
     text: str
     line: int
@@ -227,7 +227,7 @@ def _starts(command: Command, program: re.Pattern[str]) -> bool:
 
 
 def _unread(command: Command) -> Iterator[Unread]:
-    """Yield the words behind a command's program of which nothing is known, unless they are an option's value."""
+    """Yield the words behind a command's program that are wholly unknown, unless they are an option's value."""
     words = command.words
     first = next((at for at, word in enumerate(words) if any(p.search(word.text) for p in _PROGRAMS)), -1)
     for before, word in zip(words[max(first, 0) :], words[max(first, 0) + 1 :], strict=False):
@@ -319,7 +319,7 @@ def _flat(text: str, node: yaml.Node, key: str, depth: int, budget: Iterator[int
             raise Unreadable(f"the text has more than {MOST_SETTINGS} settings; this is the limit", Source(""))
     start, end = node.start_mark.index, node.end_mark.index
     if isinstance(node, yaml.MappingNode):
-        # A merge key comes first: what stands next to it counts.
+        # A merge key comes first: keys next to it count.
         for name, value in sorted(node.value, key=lambda pair: pair[0].value != "<<"):
             if isinstance(name, yaml.ScalarNode):
                 below = key if name.value == "<<" else f"{key}.{name.value}" if key else name.value

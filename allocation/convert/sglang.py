@@ -1,6 +1,6 @@
 """SGLang: one `sglang.launch_server` command line per server, or per node of a server that spans several.
 
-Options are those of `sglang/srt/server_args.py`. Replicas that one command starts (`--dp-size`) count as servers; with
+`sglang/srt/server_args.py` defines the options. Replicas that one command starts (`--dp-size`) count as servers; with
 `--enable-dp-attention` they are groups inside one server and need no GPUs of their own.
 """
 

@@ -1,7 +1,7 @@
 """The commands that a shell script would start, with their words; the script is read, and no program is started.
 
 Assignments, conditions, loops and functions are followed as far as the script alone gives their values. Where a
-condition depends on more, such as on a file, all of its branches are read, and what differs between them is unknown.
+condition depends on more, such as on a file, all of its branches are read, and their differences are unknown.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Shell:
         self.output: list[ShellWord] | None = None  # of the command substitution that is read
         self.steps = 0
         self.depth = 0
-        self.locals: list[dict[str, tuple[bool, Variable]]] = []  # of the functions that run: what they replaced
+        self.locals: list[dict[str, tuple[bool, Variable]]] = []  # variables that the running functions replaced
         self.place: tuple[int, int] | None = None  # of text that `eval` reads, in the script
 
     @property

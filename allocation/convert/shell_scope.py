@@ -25,8 +25,8 @@ class Unknown(Exception):
 class ShellWord:
     """A word without its quotes, and its position in the text.
 
-    `unknown` names what an unknown part depends on; that part is spelled as in the script. `whole`: nothing of the word
-    is known.
+    `unknown` names the dependencies of an unknown part; that part is spelled as in the script. `whole`: nothing of the
+    word is known.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Scope:
         self.variables[name] = value
 
     def merge(self, others: Sequence[Scope], reason: str) -> None:
-        """Take the variables of the branches of a condition, of which the script alone does not tell the one taken."""
+        """Take the variables of the branches of a condition, if the script alone does not decide which branch runs."""
         first, *rest = [other.variables for other in others]
         for name in dict.fromkeys(name for each in (first, *rest) for name in each):
             merged: Variable = first.get(name)

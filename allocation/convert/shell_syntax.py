@@ -27,7 +27,7 @@ class ShellSyntaxError(ValueError):
 
 @lru_cache(maxsize=8)
 def parse(text: str) -> Node:
-    """Return the syntax tree of a script; positions are those of characters. Raises ShellSyntaxError."""
+    """Return the syntax tree of a script; positions count characters. Raises ShellSyntaxError."""
     try:
         done = subprocess.run(
             [_program(), "--to-json", "-ln", "bash"],

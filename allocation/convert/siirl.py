@@ -1,8 +1,8 @@
 """siiRL: verl's engine settings, with all engines on one pool of GPUs.
 
-Keys are those of `siirl/params/model_args.py`. An omitted ETP is 1, and the reference does not follow the actor.
+`siirl/params/model_args.py` defines the keys. An omitted ETP is 1, and the reference does not follow the actor.
 """
 
 from allocation.convert import verl
 
-SYSTEM = verl.system("siirl", verl.Dialect("siiRL", etp_follows_tp=False, ref_follows_actor=False))
+SYSTEM = verl.system("siirl", verl.VerlDialect("siiRL", etp_follows_tp=False, ref_follows_actor=False))

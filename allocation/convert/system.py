@@ -14,7 +14,7 @@ class System:
     """Another system's settings.
 
     `read` turns their text into an allocation with findings, `write` a plan into text (empty if no part of it has an
-    equivalent). `limits` explains what the system cannot express, by finding code. `orders` are the rank orders that it
+    equivalent). `limits` explains the system's limits by finding code. `orders` are the rank orders that it
     supports. `even` says which engines must have equally many GPUs on every node: each one, or all together.
     """
 

@@ -1,6 +1,6 @@
 """Trinity-RFT: YAML. vLLM engines come first, and the trainers get the remaining GPUs.
 
-Keys are those of Trinity-RFT's configuration guide; below `trainer.trainer_config` they are verl's.
+Trinity-RFT's configuration guide defines the keys; below `trainer.trainer_config` they are verl's.
 """
 
 import re
@@ -14,7 +14,7 @@ from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.plan import ParallelSizes, Plan
 
-_TRINITY = verl.Dialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
+_TRINITY = verl.VerlDialect("Trinity-RFT", prefix="trainer.trainer_config.", ref_follows_actor=False)
 # The part below `trainer.trainer_config`, which its guides show alone.
 _PART = replace(_TRINITY, prefix="")
 _NODES, _GPUS = "cluster.node_num", "cluster.gpu_per_node"

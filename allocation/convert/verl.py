@@ -1,6 +1,6 @@
 """verl: Hydra overrides or YAML. Trainers share one pool of GPUs, with the rollout or beside it.
 
-Keys are those of `verl/trainer/config/`. siiRL and Trinity-RFT use the same engine settings; a `Dialect` holds the
+`verl/trainer/config/` defines the keys. siiRL and Trinity-RFT use the same engine settings; a `VerlDialect` holds the
 differences.
 """
 
@@ -27,7 +27,7 @@ Found = tuple[str, str, ParallelSizes]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class VerlDialect:
     """Differences between the systems of this family: the section of the engines' settings, and the defaults of omitted
     keys.
 
@@ -44,7 +44,7 @@ class Dialect:
     own_pool: bool = False
 
 
-def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
+def trainers(reading: Reading, dialect: VerlDialect) -> Iterator[Found]:
     """Yield role, backend and sizes (without `dp`) of every trainer that the settings speak of."""
     actor = ("fsdp", ParallelSizes())
     for role, place in TRAINER_ROLES.items():
@@ -59,7 +59,7 @@ def trainers(reading: Reading, dialect: Dialect) -> Iterator[Found]:
 
 
 def _trainer(
-    reading: Reading, base: str, dialect: Dialect, default: tuple[str, ParallelSizes]
+    reading: Reading, base: str, dialect: VerlDialect, default: tuple[str, ParallelSizes]
 ) -> tuple[str, ParallelSizes]:
     """Return backend and sizes of one trainer; `default` has the omitted sizes."""
     backend, sizes = default
@@ -88,7 +88,7 @@ def smallest_pool(found: list[Found]) -> int:
     return math.lcm(*(sizes.smallest_world for _, _, sizes in found), 1)
 
 
-def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
+def reader(dialect: VerlDialect, text: str) -> tuple[str, list[Finding]]:
     """Return the allocation of settings whose engines share `trainer.nnodes` · `trainer.n_gpus_per_node` GPUs."""
     reading = Reading.of_config(text)
     found = list(trainers(reading, dialect))
@@ -108,7 +108,7 @@ def reader(dialect: Dialect, text: str) -> tuple[str, list[Finding]]:
     return join([[server], shared] if own and shared else [[server, *shared]]), reading.findings
 
 
-def _rollout(reading: Reading, dialect: Dialect) -> Found | None:
+def _rollout(reading: Reading, dialect: VerlDialect) -> Found | None:
     """Return role, backend and sizes (without `dp`) of the rollout, None when the settings do not speak of one."""
     tp_key = f"{_ROLLOUT}.tensor_model_parallel_size"
     if not reading.has(f"{_ROLLOUT}.name", tp_key):
@@ -143,7 +143,7 @@ def _own_pool(reading: Reading, rollout: Found) -> int:
     return 0
 
 
-def trainer_settings(trainers: list[EnginePlan], dialect: Dialect) -> dict[str, object]:
+def trainer_settings(trainers: list[EnginePlan], dialect: VerlDialect) -> dict[str, object]:
     """Return settings of trainers, every size written out."""
     written: dict[str, object] = {}
     for engine in trainers:
@@ -172,7 +172,7 @@ def count_gpus(engines: list[EnginePlan], nodes: str, per_node: str) -> dict[str
     return {nodes: gpus.nodes, per_node: gpus.per_node}
 
 
-def writer(dialect: Dialect, plan: Plan) -> str:
+def writer(dialect: VerlDialect, plan: Plan) -> str:
     """Return Hydra overrides, one per line."""
     chosen, servers = trainers_of(plan), rollouts(plan)
     if not chosen and not servers:
@@ -190,7 +190,7 @@ def writer(dialect: Dialect, plan: Plan) -> str:
     return "".join(f"{key}={value}\n" for key, value in written.items())
 
 
-def system(name: str, dialect: Dialect) -> System:
+def system(name: str, dialect: VerlDialect) -> System:
     """Return the system of a dialect whose settings are Hydra overrides and whose trainers share one pool of GPUs."""
     return System(name, dialect.title, partial(reader, dialect), partial(writer, dialect), _ONE_POOL, even="each")
 
@@ -200,4 +200,4 @@ _ONE_POOL = {
     "CONVERT-LOSES-SIZE": "data parallelism follows from the shared GPUs; fsdp has no tensor parallelism here",
     "CONVERT-LOSES-GPUS": "trainers share one pool of GPUs, equally many on every node; Ray chooses the ids",
 }
-SYSTEM = system("verl", Dialect("verl", rollout_tp=2, own_pool=True))
+SYSTEM = system("verl", VerlDialect("verl", rollout_tp=2, own_pool=True))

@@ -14,7 +14,7 @@ MOST_SYNTAX_FINDINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class GrammarFailure:
     """A member of `text`, between `start` and `end`, that violates the grammar at `position`."""
 
     text: str
@@ -72,7 +72,7 @@ def _read_members(source: Source) -> tuple[Allocation, list[Finding]]:
         try:
             groups[-1].append(parser.parse(source.text, "member", start, end))
         except Unexpected as error:
-            failure = Failure(source.text, start, end, error.position, error.expected)
+            failure = GrammarFailure(source.text, start, end, error.position, error.expected)
             findings += run_rules(source, failure=failure) or run_rules(source, unexplained=failure)
             if len(findings) >= MOST_SYNTAX_FINDINGS:
                 break

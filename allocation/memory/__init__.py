@@ -1,6 +1,6 @@
 """Bytes per GPU of every engine in every phase, from the shapes alone.
 
-Sizes are those of the pipeline stage that needs the most; experts are assumed to be equally busy. Megatron-LM's own
+Sizes are given for the largest pipeline stage; experts are assumed to be equally busy. Megatron-LM's own
 estimate is `training/theoretical_memory_usage.py`.
 """
 

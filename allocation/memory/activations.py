@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Kind, kind, kinds, prediction_kind
+from allocation.parameters import LayerKind, kind, kinds, prediction_kind
 from allocation.plan import ParallelSizes
 from allocation.settings import Workload
 
@@ -42,8 +42,8 @@ def activations(
 def prediction_activations(sizes: ParallelSizes, work: Workload, tokens: int) -> tuple[int, int]:
     """Return bytes that the layer for multi-token prediction keeps for the backward pass, and while it is recomputed.
 
-    Beside those of a decoder layer, these are the embeddings of the next tokens, the projection's input of twice the
-    width, and the last norm's input.
+    Beside the bytes of a decoder layer, these are the embeddings of the next tokens, the projection's input of twice
+    the width, and the last norm's input.
     """
     model, settings = work.model, work.megatron
     entry = -(-model.hidden_size * work.memory.item // sizes.tp) * tokens
@@ -84,7 +84,7 @@ def micro_batches(sizes: ParallelSizes, work: Workload) -> int:
     return max(1, -(-sequences * batch.max_length // work.tokens))
 
 
-def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
+def layer_activations(model: ModelSpec, sizes: ParallelSizes, of: LayerKind, work: Workload) -> int:
     """Return bytes that a layer keeps for backward, for each token of a rank (before tensor parallelism)."""
     item, tp = work.memory.item, sizes.tp
     modules = set(work.megatron.recompute_modules) if work.megatron.recompute_granularity == "selective" else set()
@@ -105,7 +105,9 @@ def score_bytes(model: ModelSpec, work: Workload) -> int:
     return model.capped_attention * 8 * model.heads * min(work.tokens, longest or work.tokens)
 
 
-def _attention_activations(model: ModelSpec, sizes: ParallelSizes, of: Kind, item: int, modules: set[str]) -> float:
+def _attention_activations(
+    model: ModelSpec, sizes: ParallelSizes, of: LayerKind, item: int, modules: set[str]
+) -> float:
     """Return queries, keys and values as attention takes them, as the norm before it takes them, its output and
     log-sums."""
     tp = sizes.tp
@@ -138,7 +140,7 @@ def _moe_activations(model: ModelSpec, sizes: ParallelSizes, item: int, modules:
     return local * (router + experts + shared)
 
 
-def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Workload) -> int:
+def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: LayerKind, work: Workload) -> int:
     """Return bytes for each token that backward through a layer needs for a moment: gradients of its widest
     activations."""
     item, tp = work.memory.item, sizes.tp
@@ -149,7 +151,7 @@ def layer_workspace(model: ModelSpec, sizes: ParallelSizes, of: Kind, work: Work
 
 
 def route_bytes(model: ModelSpec, sizes: ParallelSizes, layers: Sequence[int], tokens: int) -> int:
-    """Return bytes of a micro-batch's routes: small integers of all layers, and 8 bytes each for those of the stage."""
+    """Return bytes of a micro-batch's routes: small integers of all layers, and 8 bytes for each route of the stage."""
     dense = {*model.dense_layers}
     item = 1 if model.experts <= 255 else 2
     own = sum(layer not in dense for layer in layers)

@@ -20,7 +20,7 @@ from allocation.memory.items import (
 )
 from allocation.memory.transfer import buckets, communicators
 from allocation.model_spec import ModelSpec
-from allocation.parameters import Kind, kinds, layer, layers_together, vocabulary
+from allocation.parameters import LayerKind, kinds, layer, layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import MegatronSettings, Workload
 
@@ -88,7 +88,7 @@ def _tower(model: ModelSpec, shards: int) -> int:
 
 
 def _of_images(work: Workload, recomputed: bool, sizes: ParallelSizes) -> int:
-    """Return bytes that the vision tower keeps of a micro-batch's images, of those that a rank of CP has tokens of."""
+    """Return bytes that the vision tower keeps of the images with tokens on a rank of CP."""
     if work.model.tower is None:
         return 0
     trained = work.memory.tower_trained and work.memory.trained == 1
@@ -97,14 +97,13 @@ def _of_images(work: Workload, recomputed: bool, sizes: ParallelSizes) -> int:
     )
 
 
-def _unfused_bytes(model: ModelSpec, of: Kind, item: int, tp: int) -> int:
-    """Return bytes per token that transformers' modules keep and Transformer Engine's do not.
-
-    A norm computes in float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate
-    (`Qwen3RMSNorm` and `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys
-    and values as queries (`areal_like/trainer/kernel_attention.py`), those of gpt-oss under any trainer. Tensor
-    parallelism splits heads and the MLP; every rank has whole hidden states, of which `layer_activations` counts a part
-    (Megatron's sequence parallelism).
+def _unfused_bytes(model: ModelSpec, of: LayerKind, item: int, tp: int) -> int:
+    """Return bytes per token that transformers' modules keep and Transformer Engine's do not. A norm computes in
+    float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate (`Qwen3RMSNorm` and
+    `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys and values as queries
+    (`areal_like/trainer/kernel_attention.py`), those of gpt-oss under any trainer. Tensor parallelism splits heads and
+    the MLP; every rank has whole hidden states, of which `layer_activations` counts a part (Megatron's sequence
+    parallelism).
     """
     normed = model.head_dim * (model.heads + model.kv_heads) if model.qk_norm else 0
     repeated = 0 if model.expert_bias else 2 * model.head_dim * max(0, model.heads - model.kv_heads)

@@ -21,7 +21,7 @@ CUDA, NCCL, RESERVE = "CUDA and libraries", "NCCL", "allocator's reserve"
 CAPTURED = "CUDA graphs and prefill"
 CACHE = "KV cache"
 AT_REST, UPDATE = "at rest", "weight update"
-TRAINED = ("gradients", "main weights", "Adam's moments")  # first words of what only training needs
+TRAINED = ("gradients", "main weights", "Adam's moments")  # first words of items that only training needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Estimate:
         return render_html(self)
 
 
-# What an item is offloaded by, by the first word of its name.
+# The setting that offloads an item, by the first word of its name.
 _OFFLOADED_BY = {
     "weights": "param_offload",
     "gradients": "grad_offload",

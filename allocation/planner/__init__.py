@@ -1,13 +1,13 @@
 """Layouts of trainer and servers for a model on a cluster, best first, by predicted step time under the memory model.
 
-The step time of asynchronous training is that of its slower side, `max(training, rollout)`, plus the weight update; the
+An asynchronous step takes as long as its slower side, `max(training, rollout)`, plus the weight update; the
 step time of synchronous training is the sum. Arithmetic, memory traffic and links are scaled by the shares in
-`efficiency.py`, which says which of them are measured. The planner proposes only layouts that the compiler accepts and
+`efficiency.py`, which marks the measured ones. The planner proposes only layouts that the compiler accepts and
 that fit in memory.
 """
 
 from allocation.planner.asynchrony import Asynchrony, asynchrony
-from allocation.planner.choice import Choice, Servers, Sharing, Trainer
+from allocation.planner.choice import Choice, PredictedServers, PredictedTrainer, Sharing
 from allocation.planner.search import best_each, best_on, best_servers, fewest_nodes, plan_layouts
 from allocation.planner.seconds import offloaded_bytes, training_seconds
 from allocation.planner.shortfall import shortfall
@@ -16,10 +16,10 @@ from allocation.planner.task import Task
 __all__ = [
     "Asynchrony",
     "Choice",
-    "Servers",
+    "PredictedServers",
+    "PredictedTrainer",
     "Sharing",
     "Task",
-    "Trainer",
     "asynchrony",
     "best_each",
     "best_on",

@@ -14,8 +14,8 @@ Sharing = Literal["resident", "alternate"]
 
 
 @dataclass(frozen=True)
-class Trainer:
-    """A trainer's layout with the seconds of a step, by cause; `tokens` are those of a micro-batch."""
+class PredictedTrainer:
+    """A trainer's layout with the seconds of a step, by cause; `tokens` is the size of a micro-batch."""
 
     sizes: ParallelSizes
     megatron: MegatronSettings
@@ -45,7 +45,7 @@ class Trainer:
         return {None: "", "selective": "experts"}.get(self.megatron.recompute_granularity, "full")
 
     def keys(self) -> dict[str, Any]:
-        """Return the keys of a run that differ from their defaults, without those of the layout."""
+        """Return the keys of a run that differ from their defaults, except the layout's."""
         megatron = self.megatron
         names = (
             *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
@@ -59,7 +59,7 @@ class Trainer:
 
 
 @dataclass(frozen=True)
-class Servers:
+class PredictedServers:
     """`dp` servers of `tp` GPUs: seconds to generate a batch together, and of the longest response alone.
 
     `share` is `sglang.mem_fraction_static`.
@@ -87,8 +87,8 @@ class Choice:
 
     allocation: str
     seconds: float
-    trainer: Trainer
-    servers: Servers
+    trainer: PredictedTrainer
+    servers: PredictedServers
     update: float
     sharing: Sharing | None
     staleness: int

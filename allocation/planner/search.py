@@ -15,7 +15,7 @@ from allocation.memory.megatron import static_bytes
 from allocation.parameters import total_parameters
 from allocation.pipeline import Ends
 from allocation.plan import Cluster, ParallelSizes
-from allocation.planner.choice import Choice, Servers, Sharing, Trainer
+from allocation.planner.choice import Choice, PredictedServers, PredictedTrainer, Sharing
 from allocation.planner.seconds import compute_bound, largest_stage, least_seconds, server_seconds, training_seconds
 from allocation.planner.sizes import server_sizes, trainer_sizes
 from allocation.planner.task import EXPERTS, FULL, PLAIN, POWERS, SHARE, SHARED_SHARE, Task, with_ends
@@ -23,7 +23,7 @@ from allocation.rules.memory import TIGHT
 
 MOST_SPLITS = 64
 MOST_TRAINERS = 4  # of a split of the GPUs
-MOST_SERVERS = 3  # of those that share GPUs with a trainer
+MOST_SERVERS = 3  # servers that share GPUs with a trainer
 _ON_HOST = {kind: replace(kind, optimizer_offload=True) for kind in (PLAIN, EXPERTS, FULL)}
 
 
@@ -100,19 +100,21 @@ def _sources(task: Task) -> Iterator[tuple[float, Iterator[Choice]]]:
                 yield training + _waits(each, servers), layouts_of(each, total, servers, "resident")
 
 
-def layouts_of(task: Task, n: int, servers: Servers, sharing: Sharing | None) -> Iterator[Choice]:
+def layouts_of(task: Task, n: int, servers: PredictedServers, sharing: Sharing | None) -> Iterator[Choice]:
     """Yield layouts with a trainer on `n` GPUs, quickest first."""
     beside = servers if sharing else None
     for trainer, peak in islice(fitting_trainers(task, n, beside, sharing), MOST_TRAINERS):
         yield _choice(task, trainer, servers, sharing, peak)
 
 
-def _waits(task: Task, servers: Servers) -> float:
+def _waits(task: Task, servers: PredictedServers) -> float:
     """Return the seconds of rollout in a step: asynchronous training hides the longest response."""
     return servers.seconds if task.staleness else max(servers.seconds, servers.longest)
 
 
-def _choice(task: Task, trainer: Trainer, servers: Servers, sharing: Sharing | None, peak: int) -> Choice:
+def _choice(
+    task: Task, trainer: PredictedTrainer, servers: PredictedServers, sharing: Sharing | None, peak: int
+) -> Choice:
     """Return a layout with the time of its step: on GPUs of its own, asynchronous training hides the faster side."""
     update = eff.TRANSFER_START + total_parameters(task.model) * task.item / eff.TRANSFER
     seconds = trainer.seconds + _waits(task, servers) + update
@@ -136,8 +138,8 @@ def sizes_of_trainer(cluster: Cluster) -> list[int]:
 
 
 def fitting_trainers(
-    task: Task, n: int, servers: Servers | None = None, sharing: Sharing | None = None
-) -> Iterator[tuple[Trainer, int]]:
+    task: Task, n: int, servers: PredictedServers | None = None, sharing: Sharing | None = None
+) -> Iterator[tuple[PredictedTrainer, int]]:
     """Yield trainers on `n` GPUs whose memory suffices, beside servers that share them, with their peak, quickest
     first."""
     beside = []
@@ -145,10 +147,10 @@ def fitting_trainers(
         sizes = ParallelSizes(tp=servers.tp, dp=servers.dp)
         beside = [footprint_of("rollout", "sglang", sizes, task.work(PLAIN, servers.share))]
     tokens, turns = task.micro_batches[0], sharing == "alternate"
-    every = (Trainer(sizes, with_ends(PLAIN, ends), tokens, {}) for sizes, ends in possible_trainers(task, n))
+    every = (PredictedTrainer(sizes, with_ends(PLAIN, ends), tokens, {}) for sizes, ends in possible_trainers(task, n))
     able = (one for one in every if static_peak(task, one) < task.gpu.memory)
     bounds = [(least_seconds(task, one.sizes, one.megatron), i, 0, one) for i, one in enumerate(able)]
-    queue: list[tuple[float, int, int, Trainer]] = bounds
+    queue: list[tuple[float, int, int, PredictedTrainer]] = bounds
     heapify(queue)
     while queue:
         _, i, peak, trainer = heappop(queue)
@@ -158,15 +160,15 @@ def fitting_trainers(
             heappush(queue, (found[0].seconds, i, found[1], found[0]))
 
 
-def _peak_beside(task: Task, beside: list[Footprint], turns: bool, one: Trainer) -> int:
+def _peak_beside(task: Task, beside: list[Footprint], turns: bool, one: PredictedTrainer) -> int:
     """Return the bytes that a trainer and the servers beside it need together."""
     own = footprint_of("actor", "megatron", one.sizes, task.work(one.megatron, tokens=one.tokens))
     return shared_peak([own, *beside], offload=turns)
 
 
 def _best_settings(
-    task: Task, trainer: Trainer, peak_of: Callable[[Trainer], int], turns: bool
-) -> tuple[Trainer, int] | None:
+    task: Task, trainer: PredictedTrainer, peak_of: Callable[[PredictedTrainer], int], turns: bool
+) -> tuple[PredictedTrainer, int] | None:
     """Return the trainer with the quickest recomputation and micro-batches that fit, and its peak.
 
     Settings that leave a part of the GPU free come before quicker ones that do not. Settings that need too much are not
@@ -175,7 +177,7 @@ def _best_settings(
     kinds = [PLAIN, EXPERTS, FULL] if task.model.experts else [PLAIN, FULL]
     every = [(kind, host, tokens) for host in (0, 1) for kind in range(len(kinds)) for tokens in task.micro_batches]
     timed = []
-    for kind, host, tokens in every:  # each of the three saves memory, or needs more, whatever the others are
+    for kind, host, tokens in every:  # each of the three saves memory, or needs more, independently of the others
         megatron = with_ends(_ON_HOST[kinds[kind]] if host else kinds[kind], trainer.ends)
         parts = training_seconds(task, trainer.sizes, megatron, tokens, in_turns=turns)
         one = replace(trainer, megatron=megatron, tokens=tokens, parts=parts)
@@ -194,25 +196,25 @@ def _best_settings(
 
 
 def possible_trainers(task: Task, n: int) -> Iterator[tuple[ParallelSizes, Ends]]:
-    """Return sizes on `n` GPUs and the ends of their pipelines, whatever memory they need."""
+    """Return sizes on `n` GPUs and the ends of their pipelines, regardless of memory."""
     most = task.batch.sequences // task.batch.n_minibatches
     every = trainer_sizes(task.model, n, task.cluster.n_gpus_per_node, task.ends)
     return ((sizes, ends) for sizes, ends in every if sizes.dp <= most)
 
 
-def static_peak(task: Task, trainer: Trainer) -> int:
+def static_peak(task: Task, trainer: PredictedTrainer) -> int:
     """Return bytes of weights, gradients and optimizer on the rank that has most of them."""
     sizes, megatron = trainer.sizes, trainer.megatron
     return static_bytes(largest_stage(task.model, sizes, megatron)[0], sizes, task.work(megatron))
 
 
-def best_servers(task: Task, n: int, share: float) -> Servers | None:
+def best_servers(task: Task, n: int, share: float) -> PredictedServers | None:
     """Return the quickest servers on `n` GPUs, on one node each where they fit there; None where the weights fit on
     none."""
     return next(able_servers(task, n, share), None)
 
 
-def able_servers(task: Task, n: int, share: float) -> Iterator[Servers]:
+def able_servers(task: Task, n: int, share: float) -> Iterator[PredictedServers]:
     """Yield servers on `n` GPUs, quickest first, on one node each where they fit there."""
     for tps in server_sizes(task.model, n, task.cluster.n_gpus_per_node):
         found = [servers for tp in tps if (servers := server_seconds(task, n // tp, tp, share))]

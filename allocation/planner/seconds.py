@@ -22,7 +22,7 @@ from allocation.parameters import (
 )
 from allocation.pipeline import Ends
 from allocation.plan import ParallelSizes
-from allocation.planner.choice import Servers
+from allocation.planner.choice import PredictedServers
 from allocation.planner.task import PLAIN, Task, with_ends
 from allocation.settings import MegatronSettings
 
@@ -34,10 +34,10 @@ _RECOMPUTED = 4 / 3  # of the launches of log-probs, forward and backward
 def training_seconds(
     task: Task, sizes: ParallelSizes, megatron: MegatronSettings, tokens: int | None = None, *, in_turns: bool = False
 ) -> Seconds:
-    """Return log-probs, forward, backward and the optimizer's step, by what the time goes to.
+    """Return log-probs, forward, backward and the optimizer's step, by cause.
 
-    `tokens` are those of a micro-batch, by default the fewest to try. With `in_turns` the trainer moves to the GPU and
-    back to host memory in each step.
+    `tokens` is the size of a micro-batch, by default the smallest to try. With `in_turns` the trainer moves to the GPU
+    and back to host memory in each step.
     """
     times = _device_seconds(task, sizes, megatron)
     times |= _offload_seconds(task, sizes, megatron, in_turns=in_turns)
@@ -52,7 +52,7 @@ def least_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSettings) 
 
 
 def _device_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSettings) -> Seconds:
-    """Return the seconds of what the GPUs do, whatever the size of the micro-batches."""
+    """Return the GPUs' seconds that do not depend on the size of micro-batches."""
     model, gpu, s = task.model, task.gpu, sizes
     item, h = task.item, model.hidden_size
     own, layers = largest_stage(model, sizes, megatron)
@@ -96,7 +96,7 @@ def _compute_seconds(task: Task, megatron: MegatronSettings, tp: int) -> float:
 def _with_micro_batches(
     task: Task, s: ParallelSizes, megatron: MegatronSettings, times: Seconds, tokens: int
 ) -> Seconds:
-    """Return the seconds with those that depend on the number of micro-batches: the bubble, and the host's launches.
+    """Add the seconds that depend on the number of micro-batches: the bubble, and the host's launches.
 
     Launching kernels runs beside the GPU's work and counts where it takes longer; with experts a share of the shorter
     counts, too.
@@ -184,7 +184,7 @@ def _largest_stage(model: ModelSpec, sizes: ParallelSizes, ends: Ends) -> tuple[
     return max(ranks, key=lambda rank: rank.total), max(map(len, layers))
 
 
-def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None:
+def server_seconds(task: Task, dp: int, tp: int, share: float) -> PredictedServers | None:
     """Return seconds of `dp` servers of `tp` GPUs, None where the longest sequence does not fit.
 
     Decoding is bound by the traffic of weights and KV cache, or by arithmetic when many requests run at once.
@@ -210,4 +210,4 @@ def server_seconds(task: Task, dp: int, tp: int, share: float) -> Servers | None
 
     prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.SERVING)
     seconds = task.generated / (dp * together / step(together)) + prefill
-    return Servers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))
+    return PredictedServers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))

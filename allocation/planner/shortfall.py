@@ -9,7 +9,7 @@ from heapq import nsmallest
 from allocation.hardware import GIB
 from allocation.memory import footprint_of
 from allocation.plan import ParallelSizes
-from allocation.planner.choice import Trainer
+from allocation.planner.choice import PredictedTrainer
 from allocation.planner.search import (
     best_servers,
     fitting_trainers,
@@ -20,7 +20,7 @@ from allocation.planner.search import (
 from allocation.planner.sizes import server_sizes
 from allocation.planner.task import FULL, SHARE, Task, with_ends
 
-_CLOSEST = 64  # trainers whose activations are counted, too: those with the smallest weights and optimizer
+_CLOSEST = 64  # trainers whose activations are counted, too: the ones with the smallest weights and optimizer
 
 
 def shortfall(task: Task) -> Iterator[str]:
@@ -40,7 +40,7 @@ def shortfall(task: Task) -> Iterator[str]:
 
 
 def fewest_gpus(task: Task) -> tuple[int | None, int | None]:
-    """Return the smallest numbers of GPUs, of those that the planner tries, on which trainer and servers fit."""
+    """Return the smallest numbers of GPUs, among the planner's candidates, on which trainer and servers fit."""
     able = [*sizes_of_trainer(task.cluster), task.cluster.n_gpus]
     trainer = next((n for n in able if next(fitting_trainers(task, n), None)), None)
     return trainer, next((n for n in able if best_servers(task, n, SHARE)), None)
@@ -52,7 +52,7 @@ def least_trainer(task: Task) -> tuple[int, str] | None:
     least = replace(FULL, optimizer_offload=True)
     tokens = task.micro_batches[0]
     every = [
-        Trainer(sizes, with_ends(least, ends), tokens, {})
+        PredictedTrainer(sizes, with_ends(least, ends), tokens, {})
         for sizes, ends in possible_trainers(task, task.cluster.n_gpus)
     ]
     peaks = [

@@ -26,7 +26,7 @@ def trainer_sizes(model: ModelSpec, n: int, per_node: int, wanted: Ends = EVEN) 
 
 
 def _ends(layers: int, stages: int, wanted: Ends) -> Ends | None:
-    """Return the ends of a pipeline, those that are `wanted` if any are; None where the layers cannot be split so."""
+    """Return the ends of a pipeline, the `wanted` ones if any; None if the layers cannot be split so."""
     if wanted == EVEN:
         return uneven_ends(layers, stages)
     given = [end for end in wanted if end is not None]

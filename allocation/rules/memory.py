@@ -1,4 +1,4 @@
-"""Rules that need the GPU's memory size: every engine fits, alone or together with those that share its GPUs."""
+"""Rules that need the GPU's memory size: every engine fits, alone or together with engines on the same GPUs."""
 
 from __future__ import annotations
 

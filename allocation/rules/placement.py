@@ -7,7 +7,7 @@ from allocation.diagnostics import Problem, Severity, Span
 from allocation.gpus import Gpus, merge, n_gpus
 from allocation.language.spelling import gpu_ranges
 from allocation.language.syntax import LARGEST
-from allocation.placement import DEFAULT_GPUS_PER_NODE, Request, explicit, takes_the_rest
+from allocation.placement import DEFAULT_GPUS_PER_NODE, PlacementRequest, explicit, takes_the_rest
 from allocation.plan import Cluster
 from allocation.registry import LANGUAGE, rule
 from allocation.resolve import Engine
@@ -18,14 +18,14 @@ Spans = tuple[Span, ...]
 
 
 @rule("ALLOC-STAR-CLUSTER", source=LANGUAGE)
-def star_needs_cluster(open_request: Request) -> Iterator[Problem]:
+def star_needs_cluster(open_request: PlacementRequest) -> Iterator[Problem]:
     """`d*` takes the rest of the cluster, so the cluster must be known."""
     for first in _open(open_request) if open_request.cluster is None else ():
         yield _problem_of(first, "`d*` needs a known cluster", first.spans("dp"), "set the cluster, for example 1x8")
 
 
 @rule("ALLOC-STAR-TWICE", source=LANGUAGE)
-def star_once(open_request: Request) -> Iterator[Problem]:
+def star_once(open_request: PlacementRequest) -> Iterator[Problem]:
     """Only one group can take the rest of the cluster."""
     if len(firsts := _open(open_request)) > 1:
         message = "`d*` appears in two groups; only one group can take the remaining GPUs"
@@ -33,7 +33,7 @@ def star_once(open_request: Request) -> Iterator[Problem]:
         yield _together(message, marks, "write a number in the other group")
 
 
-def _open(request: Request) -> list[Engine]:
+def _open(request: PlacementRequest) -> list[Engine]:
     """Return the first engine of every group that takes the rest of the cluster."""
     return [group[0] for group in request.groups if takes_the_rest(group)]
 
@@ -49,7 +49,7 @@ def star_has_room(group: tuple[Engine, ...], room: int) -> Iterator[Problem]:
 
 
 @rule("ALLOC-WORLD-LIMIT", source="a bound of this compiler, far above any real cluster")
-def world_bounded(sized_request: Request) -> Iterator[Problem]:
+def world_bounded(sized_request: PlacementRequest) -> Iterator[Problem]:
     """A count beyond a million GPUs is a typing error, and its tables would fill the memory."""
     for engine in sized_request.engines:
         if max(engine.world, n_gpus(explicit(engine))) > LARGEST_WORLD:
@@ -58,7 +58,7 @@ def world_bounded(sized_request: Request) -> Iterator[Problem]:
 
 
 @rule("ALLOC-CLUSTER-SIZE", source="compared here once; workers that wrap around GPUs are the alternative")
-def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
+def fits_cluster(request: PlacementRequest, needs: list[int]) -> Iterator[Problem]:
     """All groups together must fit the cluster; colocated members count once."""
     cluster, help = request.cluster, None
     if cluster is None or sum(needs) <= cluster.n_gpus:
@@ -79,7 +79,7 @@ def fits_cluster(request: Request, needs: list[int]) -> Iterator[Problem]:
 
 
 @rule("ALLOC-COLOCATE-SIZE", source=LANGUAGE)
-def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
+def colocated_equal(request: PlacementRequest, needs: list[int]) -> Iterator[Problem]:
     """Members joined by `|` run on the same GPUs, so they need equally many GPUs unless `@` names them."""
     for group, need in zip(request.groups, needs, strict=True):
         unplaced = [engine for engine in group if not engine.node.gpus]
@@ -93,7 +93,7 @@ def colocated_equal(request: Request, needs: list[int]) -> Iterator[Problem]:
 
 
 @rule("ALLOC-GPU-COUNT", source=LANGUAGE)
-def ids_match_world(request: Request) -> Iterator[Problem]:
+def ids_match_world(request: PlacementRequest) -> Iterator[Problem]:
     """Every rank has one GPU: `@` lists exactly as many GPUs as the layout needs."""
     for engine in request.engines:
         ids = n_gpus(explicit(engine))
@@ -103,7 +103,7 @@ def ids_match_world(request: Request) -> Iterator[Problem]:
 
 
 @rule("ALLOC-GPU-OUTSIDE", source=LANGUAGE)
-def ids_in_cluster(request: Request) -> Iterator[Problem]:
+def ids_in_cluster(request: PlacementRequest) -> Iterator[Problem]:
     """A GPU id is below the number of GPUs of the cluster; ids never wrap around."""
     for engine in request.engines:
         for ids in engine.node.gpus:
@@ -113,7 +113,7 @@ def ids_in_cluster(request: Request) -> Iterator[Problem]:
 
 
 @rule("ALLOC-GPU-OVERLAP", source=LANGUAGE)
-def groups_disjoint(request: Request) -> Iterator[Problem]:
+def groups_disjoint(request: PlacementRequest) -> Iterator[Problem]:
     """Groups joined by `+` use separate GPUs; `|` joins engines that share GPUs."""
     named = [(n, e, ids) for n, group in enumerate(request.groups) for e in group for ids in explicit(e)]
     last: tuple[int, Engine, range] | None = None
@@ -127,7 +127,7 @@ def groups_disjoint(request: Request) -> Iterator[Problem]:
 
 
 @rule("ALLOC-CLUSTER-IDLE", source="GPUs that nobody uses are paid for", severity=Severity.NOTE)
-def idle_gpus(request: Request, needs: list[int]) -> Iterator[Problem]:
+def idle_gpus(request: PlacementRequest, needs: list[int]) -> Iterator[Problem]:
     """GPUs of the cluster that the allocation leaves unused are reported."""
     if request.cluster and sum(needs) < request.cluster.n_gpus:
         idle = request.cluster.n_gpus - sum(needs)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from allocation.backends import BACKENDS
 from allocation.diagnostics import Problem
-from allocation.language.reading import Failure
+from allocation.language.reading import GrammarFailure
 from allocation.language.syntax import LONGEST
 from allocation.registry import LANGUAGE, rule
 
@@ -38,7 +38,7 @@ def too_long(text: str) -> Iterator[Problem]:
 
 
 @rule("ALLOC-DOT-FORM", source="AReaL 1.0 dropped `backend.layout` for `backend:layout`")
-def dot_form(failure: Failure) -> Iterator[Problem]:
+def dot_form(failure: GrammarFailure) -> Iterator[Problem]:
     """The older spelling with a dot is rejected, not guessed: it could not name engines."""
     if match := _DOT.match(failure.member):
         today = f"{match[1]}:{match[2]}"
@@ -47,7 +47,7 @@ def dot_form(failure: Failure) -> Iterator[Problem]:
 
 
 @rule("ALLOC-BACKEND-MISSING", source=LANGUAGE)
-def backend_missing(failure: Failure) -> Iterator[Problem]:
+def backend_missing(failure: GrammarFailure) -> Iterator[Problem]:
     """Dimensions alone do not determine the engine."""
     if match := _DIMS.match(failure.member):
         dims = match[1].strip()
@@ -59,7 +59,7 @@ def backend_missing(failure: Failure) -> Iterator[Problem]:
 
 
 @rule("ALLOC-PARENTHESIS", source=LANGUAGE)
-def parenthesis(failure: Failure) -> Iterator[Problem]:
+def parenthesis(failure: GrammarFailure) -> Iterator[Problem]:
     """A folded layout is written in parentheses, or in the shell-safe spelling with `/` and without parentheses."""
     if "RPAR" in failure.expected:
         yield Problem("the closing `)` of the folded layout is missing", failure.here)
@@ -71,8 +71,8 @@ def parenthesis(failure: Failure) -> Iterator[Problem]:
 
 
 @rule("ALLOC-SYNTAX", source=LANGUAGE)
-def syntax_error(unexplained: Failure) -> Iterator[Problem]:
-    """The text violates the grammar at this position; the finding names what would fit."""
+def syntax_error(unexplained: GrammarFailure) -> Iterator[Problem]:
+    """The text violates the grammar at this position; the finding names the valid continuations."""
     expected = [words for name, words in _TERMINALS.items() if name in unexplained.expected]
     if not unexplained.member.strip():
         example = "megatron:d4"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 1 << 17
 SERVERS = "server"
 
-# What a group exchanges (Megatron-LM core/parallel_state.py and the callers of its getters).
+# Data that a group exchanges (Megatron-LM core/parallel_state.py and the callers of its getters).
 CARRIES = {
     "tp": "activations of dense layers",
     "cp": "keys and values of attention",

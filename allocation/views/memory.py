@@ -9,7 +9,7 @@ from rich.text import Text
 from allocation.hardware import GIB
 from allocation.memory.items import Estimate, Footprint, Phase
 from allocation.views.colours import colour
-from allocation.views.svg import MARGIN, Picture
+from allocation.views.svg import MARGIN, Drawing
 from allocation.views.terminal import plain_table
 
 BAR = 36
@@ -67,7 +67,7 @@ def _colour(name: str) -> str:
 
 def svg(estimate: Estimate) -> str:
     """Return the bars of all engines, with a line where the GPU ends."""
-    picture, scale = Picture(), _scale(estimate)
+    picture, scale = Drawing(), _scale(estimate)
     y = float(MARGIN)
     for one in estimate.footprints:
         y += SVG_ROW

@@ -38,7 +38,7 @@ def title(task: Task) -> str:
 def terminal(
     task: Task, choices: Sequence[Choice], tide: Asynchrony, more: Choice | None, other: Choice | None
 ) -> Group:
-    """Return what keeps a plan from running, the layouts, best first, the keys of the best, and sentences about it."""
+    """Return the obstacles of a plan, the layouts, best first, the keys of the best, and sentences about it."""
     lines = [Text(line, "bold yellow") for line in limits(task)]
     runs = not lines
     lines += [Text(title(task), "bold"), _whole(_row(_COLUMNS), "dim")]
@@ -87,7 +87,7 @@ def stage_words(task: Task, one: Choice) -> str:
 
 
 def limits(task: Task) -> list[str]:
-    """Return what keeps every layout of the model from running here."""
+    """Return the obstacles that every layout of the model has here."""
     lines = []
     if task.model.family not in TRAINED["megatron"]:
         lines.append(f"areal-like does not train {task.model.family} with megatron: these plans cannot be run.")
@@ -127,7 +127,7 @@ def reasons(task: Task, best: Choice, tide: Asynchrony, more: Choice | None, oth
 
 
 def _memory_words(task: Task, best: Choice) -> list[str]:
-    """Return warnings about a nearly full GPU, and the host memory of what is offloaded."""
+    """Return warnings about a nearly full GPU, and the host memory of offloaded state."""
     lines = []
     if best.peak > TIGHT * task.gpu.memory:
         lines.append(

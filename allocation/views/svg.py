@@ -24,7 +24,7 @@ KINDS = {
 }
 
 
-class Picture:
+class Drawing:
     """Shapes so far, and the size that holds them all."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def engine_svg(engine: EnginePlan) -> str:
 
 
 def _svg(engines: Iterable[tuple[EnginePlan, list[RankMap]]]) -> str:
-    picture = Picture()
+    picture = Drawing()
     for engine, maps in engines:
         top = picture.height + MARGIN + LINE
         picture.text(MARGIN, top, f"{engine.role}: {engine.text}", "engine")
@@ -76,7 +76,7 @@ def _svg(engines: Iterable[tuple[EnginePlan, list[RankMap]]]) -> str:
     return picture.svg()
 
 
-def _panel(picture: Picture, engine: EnginePlan, rank_map: RankMap, left: float, top: float) -> float:
+def _panel(picture: Drawing, engine: EnginePlan, rank_map: RankMap, left: float, top: float) -> float:
     """Draw one grid with its legend; return its right edge."""
     groups = len({group for group in rank_map.groups if group >= 0})
     picture.text(left, top + 4, f"{rank_map.title}, {count(groups, f'{rank_map.by} group')}", "title")
@@ -103,7 +103,7 @@ def _panel(picture: Picture, engine: EnginePlan, rank_map: RankMap, left: float,
     return left + width
 
 
-def _cell(picture: Picture, rank_map: RankMap, rank: int | None, x: float, y: float, gpu: int) -> None:
+def _cell(picture: Drawing, rank_map: RankMap, rank: int | None, x: float, y: float, gpu: int) -> None:
     if rank is None:
         picture.box(x, y, CELL_WIDTH, CELL_HEIGHT, "white", "#d0d7de", f"GPU {gpu}: not used by this engine")
         return
@@ -114,7 +114,7 @@ def _cell(picture: Picture, rank_map: RankMap, rank: int | None, x: float, y: fl
     picture.text(x + CELL_WIDTH / 2, y + 30, place, "place")
 
 
-def _legend(picture: Picture, rank_map: RankMap, left: float, y: float) -> None:
+def _legend(picture: Drawing, rank_map: RankMap, left: float, y: float) -> None:
     """Draw the first groups and their colours, two per line."""
     members: dict[int, list[int]] = {}
     for rank, group in enumerate(rank_map.groups):

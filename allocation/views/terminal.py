@@ -21,7 +21,7 @@ MOST_GROUPS = 64
 
 
 def explain(plan: Plan, by: str | None = None, width: int = WIDTH) -> Group:
-    """Return the whole plan in at most `width` columns: what each engine is, where it runs, and what its groups use.
+    """Return the whole plan in at most `width` columns: each engine, its place, and the links of its groups.
 
     Raises `KeyError` for `by`.
     """

@@ -145,7 +145,7 @@ def _credit_nodes(
     """Return rewards of generated tokens whose suffix sums are the normalised values of their nodes.
 
     Rewards of trajectories are normalised before they become values, unless rewards of turns or a discount between
-    turns make values of their own, which are normalised as those of turns are.
+    turns make values of their own, which are normalised like turns.
     """
     trees, fields = find_trees(experience), experience.batch.fields
     own = np.zeros(len(trees.parents))

@@ -110,7 +110,7 @@ def decoupled_ppo(inputs: LossInputs, settings: Settings) -> TokenLoss:
 def cispo(inputs: LossInputs, settings: Settings) -> TokenLoss:
     """Return the loss of REINFORCE weighted by the ratio, which is clipped: every token keeps its gradient.
 
-    Fields are those of `decoupled_ppo`.
+    It reads the fields of `decoupled_ppo`.
 
     Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5.
     """
@@ -233,7 +233,7 @@ def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
     """Return the loss of direct preference optimization, linear around the weights that the step starts from.
 
     The two sequences of a pair may be in different micro-batches and ranks, so neither's loss can read the other's
-    log-probs. Fields, the same at all tokens of a sequence, are those of `preferences.every_pair`: the value of the
+    log-probs. Fields, the same at all tokens of a sequence, come from `preferences.every_pair`: the value of the
     sequence's loss, and its slope by the sequence's log-probs. Both are exact in the first optimizer step of a batch.
 
     Source: DPO (arXiv 2305.18290), eq. 7.

@@ -14,9 +14,9 @@ def normalise(values: Reals, groups: Ints, norm: NormConfig, samples: Ints | Non
 
     `values` and `groups` have the same shape; a group is named by its id, never by position, so groups may be
     incomplete and in any order. `samples` has the sample of each value if a sample may have several values: mean and
-    deviation are over samples, each of which counts once, with the mean of its values. A value whose group (or batch)
+    deviation are over samples, and each sample counts once, with the mean of its values. A value whose group (or batch)
     has deviation 0 contains no preference and becomes 0, and so does the only sample of a leave-one-out mean. In a
-    group of n samples with one value each, |value| <= sqrt(n - 1), whatever is missing.
+    group of n samples with one value each, |value| <= sqrt(n - 1), even if values are missing.
 
     Source: DeepSeekMath (arXiv 2402.03300), eq. 3, for group and group; Dr. GRPO (arXiv 2503.20783) without deviation;
     RLOO (arXiv 2402.14740), eq. 8, for `mean_leave1out`; Lite PPO (arXiv 2508.08221) for group and batch.

@@ -1,4 +1,4 @@
-"""Surrogates of the policy's gain other than PPO's and CISPO's; fields and statistics are those of `decoupled_ppo`."""
+"""Surrogates of the policy's gain other than PPO's and CISPO's; fields and statistics as in `decoupled_ppo`."""
 
 from __future__ import annotations
 

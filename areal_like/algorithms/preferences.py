@@ -15,7 +15,7 @@ def every_pair(experience: Experience, beta: float) -> Mapping[str, Floats]:
     of its pairs; `slope`, the loss's derivative by the trajectory's own log policy - log reference; `margin` and
     `preferred_share`, over its pairs; `loss_mask`, 0 without a partner. Reads `proximal_logprobs` and
     `reference_logprobs`. With all pairs, a response that is alone among seven others counts seven times: at margins
-    near 0 the gradient is that of rewards less their group's mean.
+    near 0 the gradient equals the one of rewards less their group's mean.
 
     Source: DPO (arXiv 2305.18290), eq. 7; pairs ranked by a judge while training from Online AI feedback
     (arXiv 2402.04792), which draws two responses to a prompt.

@@ -10,7 +10,7 @@ from areal_like.algorithms.types import Experience
 def select(experience: Experience, settings: Settings) -> NDArray[np.bool] | None:
     """Return a mask of the trained trajectories, None for all.
 
-    The bounds of a group apply to the mean of its original rewards, in which a sample counts once.
+    The bounds of a group apply to the mean of its original rewards, each sample counts once.
     """
     low, high = settings.group_reward_above, settings.group_reward_below
     if not settings.mask_truncated and low is None and high is None:

@@ -16,7 +16,7 @@ from areal_like.types import Floats
 def topr(inputs: LossInputs, settings: Settings) -> TokenLoss:
     """Return REINFORCE's loss, in which the ratio, at most 1, weights tokens of responses without a positive reward.
 
-    Fields are those of `decoupled_ppo`, and `positive`: 1 where the response has a positive reward.
+    It reads the fields of `decoupled_ppo`, and `positive`: 1 where the response has a positive reward.
 
     Source: TOPR (arXiv 2503.14286), eq. 8, with the ratios of tokens in place of a trajectory's.
     """
@@ -27,9 +27,10 @@ def topr(inputs: LossInputs, settings: Settings) -> TokenLoss:
 
 
 def estimate_with_signs(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
-    """Return the fields of `estimate`, and `positive` `[trajectories]`: 1 for a reward above 0, with those of turns.
+    """Return the fields of `estimate`, and `positive` `[trajectories]`: 1 for a reward above 0, with the rewards of
+    turns.
 
-    The reward is that of `estimate`: with bias, baseline, length penalty and clip.
+    `estimate` shapes the reward: with bias, baseline, length penalty and clip.
     """
     batch, rewards = experience.batch, shape_rewards(experience, settings, longest)
     if (turns := batch.fields.get("turn_rewards")) is not None:

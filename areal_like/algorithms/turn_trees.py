@@ -109,7 +109,7 @@ def spread(trees: Trees, worth: Doubles, places: NDArray[np.int64]) -> Doubles:
 
 
 def share_costs(trees: Trees, costs: Doubles, places: NDArray[np.int64]) -> Doubles:
-    """Return costs of the generated tokens, at `places`, whose suffix sums are those of the trees.
+    """Return costs of the generated tokens, at `places`, with the suffix sums of the trees.
 
     The suffix sum of a token has the `costs` of its node from this token on, and the mean over the node's
     continuations: the sums of its children, and 0 for a trajectory that ends there.

@@ -21,7 +21,7 @@ type Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Turns:
+class TurnRuns:
     """The turns of a step, trajectory by trajectory: runs of generated tokens.
 
     `ends` and `starts` are places in the batch, of the last token and the first one; `steps` are the places of `ends`
@@ -34,23 +34,23 @@ class Turns:
     owner: NDArray[np.int64]
 
 
-def find_turns(experience: Experience) -> Turns:
+def find_turns(experience: Experience) -> TurnRuns:
     """Return the turns of all trajectories."""
     batch = experience.batch
     places = np.flatnonzero(batch.fields["loss_mask"] > 0)
     trajectory = np.repeat(np.arange(len(batch.lengths)), batch.lengths)[places]
     first = (np.diff(places, prepend=-2) != 1) | (np.diff(trajectory, prepend=-1) != 0)
     steps = np.append(np.flatnonzero(first)[1:], len(places)) - 1
-    return Turns(places[first], places[steps], steps, trajectory[steps])
+    return TurnRuns(places[first], places[steps], steps, trajectory[steps])
 
 
 def credit_each_turn(experience: Experience, shaped: Doubles, settings: Settings) -> Doubles:
     """Return rewards of the generated tokens whose suffix sums are the normalised values of their turns.
 
-    The reward of an episode, that of its last trajectory in `shaped`, is added to its last turn. A turn's return is its
+    The reward of an episode (its last trajectory's in `shaped`) is added to its last turn. A turn's return is its
     reward plus the discounted return of the episode's next turn, normalised over turns. With `state_coef`, the
-    advantage is instead that of the episode, whose rewards are summed without a discount, plus `state_coef` times that
-    of the return among the turns of the group that start in the same state.
+    advantage is instead the episode's, whose rewards are summed without a discount, plus `state_coef` times the
+    advantage of the return among the turns of the group that start in the same state.
     """
     turns = find_turns(experience)
     own, groups = _own_rewards(experience, turns, shaped, settings), experience.groups[turns.owner]
@@ -78,7 +78,7 @@ def _within_groups(norm: NormConfig) -> NormConfig:
     return norm.model_copy(update=levels)
 
 
-def _own_rewards(experience: Experience, turns: Turns, shaped: Doubles, settings: Settings) -> Doubles:
+def _own_rewards(experience: Experience, turns: TurnRuns, shaped: Doubles, settings: Settings) -> Doubles:
     own = np.zeros(len(turns.owner))
     if (given := experience.batch.fields.get("turn_rewards")) is not None:
         own += settings.reward_scaling * given[turns.ends]
@@ -101,8 +101,8 @@ def _returns(own: Doubles, episodes: Ints, discount: float) -> Doubles:
     return result
 
 
-def _states(experience: Experience, turns: Turns) -> NDArray[np.int64]:
-    """Return a number for the state in which each turn starts: the workflow's, or else the tokens before the turn."""
+def _states(experience: Experience, turns: TurnRuns) -> NDArray[np.int64]:
+    """Return a number for the initial state of each turn: the workflow's, or else the tokens before the turn."""
     batch, numbers = experience.batch, dict[bytes | float, int]()
     named = batch.fields.get("turn_states")
     begin = (np.cumsum(batch.lengths) - batch.lengths)[turns.owner]

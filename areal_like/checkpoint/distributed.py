@@ -50,7 +50,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the model's tensors in the checkpoint directory `path`, without those of the optimizer.
+    """Return the model's tensors in the checkpoint directory `path`, without the optimizer's.
 
     Raises CheckpointError if it is not a Megatron checkpoint, or if a file is missing or truncated.
     """

@@ -1,4 +1,4 @@
-"""Recovery, by which the same command resumes a run: a journal of its steps, and checkpoints during training."""
+"""Recovery: the same command resumes a run by a journal of its steps, and checkpoints during training."""
 
 import asyncio
 import time

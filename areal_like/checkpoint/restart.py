@@ -11,7 +11,8 @@ RESTART = "write recover.restart=true to start at step 0 again"
 
 
 def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
-    """Return what a start at step 0 discards in a `recover` directory without a complete checkpoint, "" if nothing."""
+    """Return the files that a start at step 0 discards in a `recover` directory without a complete checkpoint, "" if
+    nothing."""
     steps = count_steps(directory / JOURNAL)
     there = [f"{steps} steps in its journal"] if steps else []
     if incomplete:
@@ -20,7 +21,7 @@ def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
 
 
 def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
-    """Put incomplete checkpoints and the journal aside for a start at step 0; return what was put aside, "" if nothing.
+    """Put incomplete checkpoints and the journal aside for a start at step 0; return the names, "" if there are none.
 
     Raises CheckpointError unless `recover.restart` is set.
     """

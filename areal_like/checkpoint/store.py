@@ -38,7 +38,7 @@ class Incomplete(CheckpointError):
 
 
 class Store:
-    """The checkpoints of the run `run` in its `recover` directory, of which the last `keep` stay.
+    """The checkpoints of the run `run` in its `recover` directory, the last `keep` stay.
 
     `check` raises before a write if another process has taken the directory.
     """
@@ -99,7 +99,7 @@ class Store:
 
 
 def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest complete checkpoint of a run's `recover` directory, and what newer ones lack.
+    """Return the newest complete checkpoint of a run's `recover` directory, and the missing parts of newer ones.
 
     Raises CheckpointError if one of them is damaged in another way, cannot be read, or belongs to another run or
     version, and for checkpoints without the run's journal.

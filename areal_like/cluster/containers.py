@@ -17,7 +17,7 @@ def label(run_id: str) -> str:
 
 
 def note_containers(directory: Path, program: str) -> None:
-    """Have the janitor of the run with this temporary directory remove containers started by `program`, a path."""
+    """Register containers started by `program`, a path, with the janitor of this temporary directory's run."""
     with suppress(FileNotFoundError):  # the run has ended
         (directory / f"{_FILE}{program.replace('/', '%')}").touch()
 

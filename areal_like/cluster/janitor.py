@@ -83,7 +83,7 @@ class _Run:
     def look(self) -> None:
         """Record descendants; slow scans, of thousands of processes, run less often."""
         if time.monotonic() >= self.next_look:
-            start = time.process_time()  # time in which a busy machine does not run this process does not count
+            start = time.process_time()  # time when a busy machine does not run this process does not count
             self._look()
             _signal((each for each in self.lineage.find_abandoned() if not is_cleaner(each.pid)), signal.SIGKILL)
             self.next_look = time.monotonic() + _REST * (time.process_time() - start)

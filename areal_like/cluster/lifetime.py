@@ -41,7 +41,7 @@ def run_lifetime(
 ) -> Iterator[Path]:
     """Give the run a temporary directory, and a janitor that outlives this process.
 
-    Every process started inside is a member of the run. When the block or this process ends, in whatever way, the
+    Every process started inside is a member of the run. When the block or this process ends, for any reason, the
     janitor ends the remaining members and removes the directory, within 10 seconds or while this process waits. Every
     host's janitor also removes `shared_dirs`, absolute paths; the last one does so when no process writes there any
     more. The janitor keeps the descriptor `lock` open while it lives. Without `adopts` this process does not become the
@@ -165,7 +165,7 @@ def join_run(run_id: str) -> None:
 
 
 def end_with_run(run_id: str) -> None:
-    """Have this host's janitor of the run, if there is one, end this process and its descendants.
+    """Ask this host's janitor of the run, if any, to end this process and its descendants.
 
     If this process ends before the run, its descendants end within a second.
     """

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 
-class Probe:
+class NodeProbe:
     """An actor on a node."""
 
     def now(self) -> float:

@@ -1,4 +1,5 @@
-"""Checks of a run's nodes before its processes start: what must be equal on all nodes, and what each node must have.
+"""Checks of a run's nodes before its processes start: packages and devices that must be equal, and paths that each node
+needs.
 
 Ray accepts nodes whose packages, drivers or clocks differ; a run would fail later, with a library's error.
 """
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal_like.cluster import node_probe
-from areal_like.cluster.node_probe import Probe
+from areal_like.cluster.node_probe import NodeProbe
 from areal_like.cluster.placement import node_urls, on_bundle, ray_errors, url
 from areal_like.cluster.ports import port_range
 from areal_like.errors import ClusterError
@@ -37,7 +38,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeReport:
     """A node's report about itself; `ahead_s` is its clock minus this host's, `missing` lists absent paths.
 
     `unreachable` lists the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
@@ -83,7 +84,7 @@ async def check_nodes(
         warn(difference)
 
 
-def _different_software(nodes: Sequence[Node]) -> Iterator[str]:
+def _different_software(nodes: Sequence[NodeReport]) -> Iterator[str]:
     rule = "All nodes of a run exchange Python objects and tensors. Install the same versions, or use one image"
     if text := _by_value(nodes, lambda node: node.python.rpartition(".")[0]):
         yield f"the nodes have different versions of Python: {text}. {rule}"
@@ -92,11 +93,11 @@ def _different_software(nodes: Sequence[Node]) -> Iterator[str]:
             yield f"the nodes have different versions of {package}: {text}. {rule}"
 
 
-def _version(package: str, node: Node) -> str:
+def _version(package: str, node: NodeReport) -> str:
     return node.packages.get(package) or "none"
 
 
-def _closed_ports(nodes: Sequence[Node], ports: str | None, interface: str | None) -> Iterator[str]:
+def _closed_ports(nodes: Sequence[NodeReport], ports: str | None, interface: str | None) -> Iterator[str]:
     opened = f"of cluster.ports={ports}" if ports else "that was free"
     fix = _way_to_connect(ports, interface)
     for node in nodes:
@@ -123,7 +124,7 @@ def _way_to_connect(ports: str | None, interface: str | None) -> str:
     return "Open the firewall between them, or set cluster.ports to a range that it lets pass"
 
 
-def _other_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
+def _other_ports(nodes: Sequence[NodeReport], ports: str | None) -> Iterator[str]:
     """Yield nodes whose kernel assigns ports outside the run's range to gloo and NCCL."""
     allowed = port_range(ports) if ports else range(0)
     for node in nodes if ports else ():
@@ -135,7 +136,7 @@ def _other_ports(nodes: Sequence[Node], ports: str | None) -> Iterator[str]:
             )
 
 
-def _lacks(nodes: Sequence[Node], keys: Mapping[str, str]) -> Iterator[str]:
+def _lacks(nodes: Sequence[NodeReport], keys: Mapping[str, str]) -> Iterator[str]:
     for node in nodes:
         for address in node.unreachable:
             yield (
@@ -155,7 +156,7 @@ def _lacks(nodes: Sequence[Node], keys: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def differences(nodes: Sequence[Node]) -> Iterator[str]:
+def differences(nodes: Sequence[NodeReport]) -> Iterator[str]:
     """Yield differences with which a run works, but perhaps not as intended."""
     for what, value in (
         ("GPUs", lambda node: " ".join(node.gpus) or "none"),
@@ -176,7 +177,7 @@ def differences(nodes: Sequence[Node]) -> Iterator[str]:
             )
 
 
-def _by_value(nodes: Sequence[Node], value: Callable[[Node], str]) -> str:
+def _by_value(nodes: Sequence[NodeReport], value: Callable[[NodeReport], str]) -> str:
     """Return which nodes have which value, "" if all are equal."""
     hosts: dict[str, list[str]] = {}
     for node in nodes:
@@ -184,7 +185,7 @@ def _by_value(nodes: Sequence[Node], value: Callable[[Node], str]) -> str:
     return "" if len(hosts) < 2 else "; ".join(f"{each} on {', '.join(found)}" for each, found in hosts.items())
 
 
-async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) -> list[Node]:
+async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) -> list[NodeReport]:
     import ray
     from ray.cloudpickle import register_pickle_by_value
 
@@ -193,7 +194,7 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
     with ray_errors():
         urls = [found for node, found in (await node_urls()).items() if node in nodes]
     register_pickle_by_value(node_probe)  # the node may lack this package or have another version
-    actor: Any = ray.remote(Probe)
+    actor: Any = ray.remote(NodeProbe)
     probes = [on_bundle(actor, placement.group, bundle, max_restarts=0).remote() for bundle in hosts]
     try:
         with ray_errors():
@@ -209,7 +210,7 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
                     for probe, host in zip(probes, hosts.values(), strict=True)
                 )
                 found = await asyncio.gather(*asking)
-                far = await asyncio.to_thread(Probe().find_unreachable, listeners, CONNECT_S)
+                far = await asyncio.to_thread(NodeProbe().find_unreachable, listeners, CONNECT_S)
                 far_by_host = {str(urlsplit(each).hostname): urlsplit(each).netloc for each in far}
                 return [
                     replace(node, no_port=why, far_from_here=far_by_host.get(node.host, ""))
@@ -223,11 +224,13 @@ async def _ask(placement: Placement, paths: Sequence[str], ports: str | None) ->
                 ray.kill(probe)
 
 
-async def _node(probe: Any, host: str, paths: Sequence[str], urls: Sequence[str], listeners: Sequence[str]) -> Node:
+async def _node(
+    probe: Any, host: str, paths: Sequence[str], urls: Sequence[str], listeners: Sequence[str]
+) -> NodeReport:
     facts, closed = await asyncio.gather(
         probe.facts.remote(_PACKAGES, paths), probe.find_unreachable.remote([*urls, *listeners], CONNECT_S)
     )
-    return Node(
+    return NodeReport(
         host=host,
         ahead_s=await _ahead(probe.now.remote),
         unreachable=[str(urlsplit(each).hostname) for each in closed if each in urls],

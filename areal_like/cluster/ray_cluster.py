@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # every worker imports this module
 LOOPBACK = "127.0.0.1"
 CONNECT_LIMIT_S = 10.0
 DISCONNECT_LIMIT_S = 5.0
-NODE_LIMIT_S = 120.0  # in which a private cluster's node must be up; Ray's own limit is 30 s
+NODE_LIMIT_S = 120.0  # limit of the start of a private cluster's node; Ray's own limit is 30 s
 NODE_POLL_S = 0.2
 POLL_S = 0.05  # between two looks at the thread that starts Ray
 KEPT_LOG_BYTES = 1 << 20  # of each log of a Ray that did not start
@@ -59,7 +59,7 @@ def ray_cluster(
 ) -> Iterator[None]:
     """Connect to Ray inside the block; a private cluster ends with the block.
 
-    A private cluster has `n_slots` CPUs, whatever the machine has, all of its GPUs if `uses_gpus`, and keeps its files
+    A private cluster has `n_slots` CPUs on any machine, all of its GPUs if `uses_gpus`, and keeps its files
     in `directory`; if it does not start, its logs are copied to `log_dir`. Raises ClusterError if Ray cannot be started
     or reached within `scheduler.startup_timeout_s`.
     """

@@ -26,7 +26,7 @@ def _exit() -> None:
 
 
 class RayThread:
-    """The thread in which `start` and later `stop` are called.
+    """The thread that calls `start` and later `stop`.
 
     Linux kills the processes of a private cluster with the thread that started them, so this thread lives until `stop`.
     """

@@ -1,4 +1,4 @@
-"""The resources that a plan needs, and those of a Ray cluster; `check_existing` asks a cluster before a run starts.
+"""The resources that a plan needs and a Ray cluster has; `check_existing` asks a cluster before a run starts.
 
 `python -m areal_like.cluster.resources ADDRESS` prints a cluster's resources as JSON: Ray can be imported only once per
 process, and the controller imports it later.
@@ -73,7 +73,7 @@ def cluster_resources() -> dict[str, Any]:
 
 
 def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the plan") -> str:
-    """Describe what was requested and what is available, for a message."""
+    """Describe requested and available resources for a message."""
 
     def show(resources: Amounts) -> str:
         return ", ".join(f"{resources.get(name, 0):g} {name}" for name in asked[0])

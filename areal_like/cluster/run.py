@@ -29,9 +29,9 @@ from areal_like.cluster.placement import (
 )
 from areal_like.cluster.ray_cluster import ray_cluster_of_run
 from areal_like.cluster.sent_files import send_missing
-from areal_like.cluster.shared_files import NOTHING_SHARED, Sharing, check_shared
+from areal_like.cluster.shared_files import NOTHING_SHARED, FileSharing, check_shared
 from areal_like.cluster.signals import signals_cancel
-from areal_like.cluster.workers import Member, WorkerGroup, worker_class
+from areal_like.cluster.workers import WorkerGroup, WorkerHandle, worker_class
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, RunError, WorkerError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Cluster:
+class RunCluster:
     """A running cluster and the groups started on it.
 
     `token` is the run's secret for its servers; `shared_dir`, visible on every host, is removed with the run. With
@@ -59,7 +59,7 @@ class Cluster:
     moved: dict[int, str] = field(default_factory=dict)  # node ids of bundles moved by Ray
     ports: str | None = None  # range that the processes choose from
     interface: str | None = None  # or network, of each node's listening address
-    sharing: Sharing = NOTHING_SHARED
+    sharing: FileSharing = NOTHING_SHARED
     warn: Callable[[str], object] = lambda text: None
     apart: set[str] = field(default_factory=set)  # hosts that cannot read the controller's files
 
@@ -151,7 +151,7 @@ class Cluster:
             first_rank=bundle,
         )
 
-    def using(self, devices: Mapping[Device, Device]) -> Cluster:
+    def using(self, devices: Mapping[Device, Device]) -> RunCluster:
         """Return the same cluster for another plan, each of whose devices uses the slot of one of this plan's."""
         slots = {device: self.placement.slots[own] for device, own in devices.items()}
         return replace(self, placement=replace(self.placement, slots=slots))
@@ -164,7 +164,7 @@ class Cluster:
         *,
         uses_gpus: bool,
         say: Callable[[str], None] | None = None,
-    ) -> AsyncIterator[tuple[Cluster, Sequence[Device]]]:
+    ) -> AsyncIterator[tuple[RunCluster, Sequence[Device]]]:
         """Yield replacements for devices on a lost node, with their names there, as soon as there are any.
 
         Ray moves a lost node's whole reservation to another node with enough capacity. If there is none, there may be
@@ -188,7 +188,7 @@ class Cluster:
                 yield cluster, there
 
     @asynccontextmanager
-    async def _part(self, placement: Placement) -> AsyncIterator[Cluster]:
+    async def _part(self, placement: Placement) -> AsyncIterator[RunCluster]:
         """Open a part of the run with a clean-up of its own."""
         part = secrets.token_hex(6)
         cluster = replace(
@@ -198,7 +198,7 @@ class Cluster:
         async with _caretakers(cluster):
             yield cluster
 
-    def _start_worker(self, role: str, rank: int, actor: Any, devices: Sequence[Device]) -> Member:
+    def _start_worker(self, role: str, rank: int, actor: Any, devices: Sequence[Device]) -> WorkerHandle:
         slots = [self.placement.slots[device] for device in devices]
         if len({slot.bundle for slot in slots}) != 1:
             raise ClusterError(
@@ -209,7 +209,7 @@ class Cluster:
         actor = on_bundle(actor, self.placement.group, slots[0].bundle, max_restarts=0)
         host, run_id = slots[0].host, self.node_id(slots[0].bundle)
         worker = actor.remote(run_id, host, gpus, log_file, self.cache_dir, self.ports)
-        return Member(rank, host, worker, log_file)
+        return WorkerHandle(rank, host, worker, log_file)
 
 
 @asynccontextmanager
@@ -225,8 +225,8 @@ async def run_cluster(
     warn: Callable[[str], object] = lambda text: None,
     ports: str | None = None,
     interface: str | None = None,
-    sharing: Sharing = NOTHING_SHARED,
-) -> AsyncIterator[Cluster]:
+    sharing: FileSharing = NOTHING_SHARED,
+) -> AsyncIterator[RunCluster]:
     """Connect to Ray, reserve the plan's devices, and end everything when the block or this process ends.
 
     `shared_dir` is removed then; its writers create it in a place that the hosts of `sharing` can read. The descriptor
@@ -247,7 +247,7 @@ async def run_cluster(
             ray_cluster_of_run(scheduler, n_slots=slots, uses_gpus=uses_gpus, directory=directory, log_dir=log_dir),
             place(plan, uses_gpus=uses_gpus, elastic=not local, timeout_s=limit_s) as placement,
         ):
-            cluster = Cluster(
+            cluster = RunCluster(
                 *(run_id, shared_dir, log_dir, placement, limit_s, scheduler.cache_dir),
                 ports=ports,
                 interface=interface,
@@ -266,7 +266,7 @@ async def run_cluster(
 
 
 @asynccontextmanager
-async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
+async def _caretakers(cluster: RunCluster) -> AsyncIterator[None]:
     """Hold the run's lifetime on every node of the plan, and end its groups; `run_lifetime` covers only this host."""
     cluster.caretakers = True
     one_each = {slot.bundle: device for device, slot in cluster.placement.slots.items()}
@@ -295,8 +295,8 @@ async def _caretakers(cluster: Cluster) -> AsyncIterator[None]:
             group.kill()
 
 
-async def _close(cluster: Cluster, caretakers: WorkerGroup) -> None:
-    """Have the caretakers of all nodes that answer clean up; a node that was cut off does so when Ray ends there."""
+async def _close(cluster: RunCluster, caretakers: WorkerGroup) -> None:
+    """Ask the caretakers of all reachable nodes to clean up; a node that was cut off does so when Ray ends there."""
     headed = await head_answers()
     urls = await cluster.beats([caretakers]) if headed else {}
 

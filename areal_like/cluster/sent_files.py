@@ -54,7 +54,7 @@ def _chunks(file: Path) -> Iterator[bytes]:
 def _writer_class() -> type:
     """Return a class that Ray sends by value, so that the node does not need this package."""
 
-    class Writer:
+    class FileWriter:
         def lacks(self, path: str) -> bool:
             import os
 
@@ -78,4 +78,4 @@ def _writer_class() -> type:
                     raise
                 shutil.rmtree(partial)  # another run has sent it meanwhile
 
-    return Writer
+    return FileWriter

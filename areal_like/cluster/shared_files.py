@@ -29,7 +29,7 @@ class Need(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sharing:
+class FileSharing:
     """The nodes that must share `cluster.fileroot` with the controller: all because of `everywhere`, or by device.
 
     `models` lists directories that the run created or downloaded; nodes without them receive copies.
@@ -44,10 +44,10 @@ class Sharing:
         return self.everywhere or next((self.devices[each] for each in devices if each in self.devices), None)
 
 
-NOTHING_SHARED = Sharing()
+NOTHING_SHARED = FileSharing()
 
 
-async def check_shared(placement: Placement, directory: Path, sharing: Sharing) -> list[str]:
+async def check_shared(placement: Placement, directory: Path, sharing: FileSharing) -> list[str]:
     """Return the hosts that cannot read files that this process writes to a directory.
 
     Raises ClusterError about a host that must.

@@ -11,7 +11,7 @@ _first: list[Callable[[], None]] = []  # the last one receives the first Ctrl-C
 
 
 def renew_handlers() -> None:
-    """Install this process's handlers again; Ray replaces that of SIGTERM below Python when it connects."""
+    """Install this process's handlers again; Ray replaces the SIGTERM handler below Python when it connects."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.getsignal(number))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 AFTERMATH_S = 1.0  # a dead rank first breaks its neighbours' collectives; wait this long for the cause itself
 
 
-class Worker:
+class WorkerActor:
     """The process around one member: environment and output first, then the object that does the work."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Worker:
             shorten_log(self._log_file)
 
 
-class AsyncWorker(Worker):
+class AsyncWorker(WorkerActor):
     """A worker for objects with coroutine methods, which run concurrently."""
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -83,14 +83,14 @@ def is_cancelled() -> bool:
     return ray.is_initialized() and ray.get_runtime_context().is_canceled()
 
 
-def worker_class(cls: type) -> type[Worker]:
+def worker_class(cls: type) -> type[WorkerActor]:
     """Return the kind of worker that the methods of `cls` need."""
     has_coroutines = any(inspect.iscoroutinefunction(member) for _, member in inspect.getmembers(cls))
-    return AsyncWorker if has_coroutines else Worker
+    return AsyncWorker if has_coroutines else WorkerActor
 
 
 @dataclass(frozen=True)
-class Member:
+class WorkerHandle:
     """One worker of a group, as the controller sees it; `host` is its node's address."""
 
     rank: int
@@ -99,7 +99,7 @@ class Member:
     log_file: Path
 
 
-type Failures = dict[Member, BaseException]
+type Failures = dict[WorkerHandle, BaseException]
 
 
 class WorkerGroup:
@@ -109,7 +109,7 @@ class WorkerGroup:
     (`math.inf` for none). Calls raise WorkerError for the first member that failed, died or did not answer.
     """
 
-    def __init__(self, role: str, members: Sequence[Member], timeout_s: float) -> None:
+    def __init__(self, role: str, members: Sequence[WorkerHandle], timeout_s: float) -> None:
         self.role = role
         self.members = tuple(members)
         self._timeout_s = timeout_s
@@ -165,7 +165,7 @@ class WorkerGroup:
             ray.kill(member.actor, no_restart=True)
 
     @contextmanager
-    def _sending(self, member: Member, phase: str) -> Iterator[None]:
+    def _sending(self, member: WorkerHandle, phase: str) -> Iterator[None]:
         """Raise WorkerError if a call cannot be sent: large arguments need space in Ray's object store."""
         from ray.exceptions import RayError
 
@@ -175,7 +175,7 @@ class WorkerGroup:
             cause = str(error).strip() or type(error).__name__
             raise self._error(member, phase, f"the call was not sent: {cause}") from error
 
-    async def _results(self, calls: Mapping[Member, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
+    async def _results(self, calls: Mapping[WorkerHandle, ObjectRef], phase: str, timeout: float | None) -> list[Any]:
         limit = self._timeout_s if timeout is None else timeout
         waits = {member: asyncio.ensure_future(call) for member, call in calls.items()}
         if limit != math.inf:
@@ -193,11 +193,11 @@ class WorkerGroup:
             for wait in waits.values():
                 wait.cancel()
 
-    def _note(self, waits: Mapping[Member, asyncio.Future[Any]], phase: str) -> None:
+    def _note(self, waits: Mapping[WorkerHandle, asyncio.Future[Any]], phase: str) -> None:
         """Record when each member finishes a call that starts now."""
         start = now()
 
-        def note_end(member: Member, _: asyncio.Future[Any]) -> None:
+        def note_end(member: WorkerHandle, _: asyncio.Future[Any]) -> None:
             note(f"{self.role} {member.rank}", phase, start)
 
         for member, wait in waits.items():
@@ -214,11 +214,11 @@ class WorkerGroup:
         cause = "".join(traceback.format_exception_only(error.cause)).strip()
         return self._error(member, phase, cause, _ANSI.sub("", str(error)))
 
-    def _error(self, member: Member, phase: str, cause: str, remote_traceback: str = "") -> WorkerError:
+    def _error(self, member: WorkerHandle, phase: str, cause: str, remote_traceback: str = "") -> WorkerError:
         return WorkerError(self.role, member.rank, phase, cause, member.log_file, remote_traceback)
 
 
-def _failures(waits: Mapping[Member, asyncio.Future[Any]]) -> Failures:
+def _failures(waits: Mapping[WorkerHandle, asyncio.Future[Any]]) -> Failures:
     failures = {member: wait.exception() for member, wait in waits.items() if wait.done()}
     return {member: error for member, error in failures.items() if error is not None}
 

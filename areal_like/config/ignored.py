@@ -7,10 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """A section of a configuration, and what is known when its keys are judged.
+    """A section of a configuration, and the facts known when its keys are judged.
 
     `key` is the section's dotted key, `device` where the run computes, `plan` its layout where that is valid, and
-    `settings` those of the algorithm; None for an algorithm that is not a preset.
+    `settings` the algorithm's; None for an algorithm that is not a preset.
     """
 
     run: Any
@@ -34,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ignored:
-    """A key, or every key of a section but those of `but`, has no effect where `holds`; `why` completes "because".
+    """A key, or every key of a section except `but`, has no effect where `holds`; `why` completes "because".
 
     `reads` is a key of the same section that the condition depends on; without this key the condition never holds.
     """

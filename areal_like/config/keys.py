@@ -1,4 +1,4 @@
-"""The schema as dotted keys: what each one holds, for overrides, suggestions and the reference."""
+"""The schema as dotted keys with their types, for overrides, suggestions and the reference."""
 
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -64,7 +64,7 @@ def with_keys[S: Section](section: Section, keys: type[S]) -> S:
 
 
 def takes_text(annotation: Any) -> bool:
-    """Return whether a value of this type is text as it stands, whatever it looks like in YAML."""
+    """Return whether a value of this type is text as it stands, independent of its YAML form."""
     return all(
         member in (str, types.NoneType)
         or (get_origin(member) is Literal and all(isinstance(c, str) for c in get_args(member)))

@@ -140,7 +140,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _resolve(data: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
-    """Return the values with `${...}` resolved, without those that have a finding or get one here."""
+    """Return the values with `${...}` resolved, without values that have a finding or get one here."""
     refused = {found.key for found in findings}
     help = "refer to a key that is set by its full dotted name, such as ${gconfig.n_samples}"
 
@@ -173,7 +173,7 @@ def _lines(node: yaml.Node | None, prefix: str, file: str) -> Iterator[tuple[str
 
 
 def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Finding | None:
-    """Apply one `key=value` to `data`; what is wrong with it, if anything."""
+    """Apply one `key=value` to `data`; return its finding, if any."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         places[text] = COMMAND_LINE

@@ -38,7 +38,7 @@ class Option:
     choices: tuple[Any, ...] = ()
 
     def mismatch(self, value: Any) -> str | None:
-        """Return what the value should be, or None if `value` fits."""
+        """Return the expected kind of value, or None if `value` fits."""
         chosen = any(value == choice and type(value) is type(choice) for choice in self.choices)
         if chosen or any(_is_of(kind, value) for kind in self.types):
             return None

@@ -11,7 +11,7 @@ _PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]*@")
 
 
 def mask(values: Any, name: str = "") -> Any:
-    """Return nested values with `***` in the place of what may be secret; `name` is the key that they have."""
+    """Return nested values with `***` in the place of possible secrets; `name` is the key that they have."""
     if isinstance(values, Mapping):
         everything = bool(_ALL_BELOW.search(name))
         return {key: MASK if everything else mask(value, str(key)) for key, value in values.items()}

@@ -29,7 +29,7 @@ _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
 _UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY", "CONFIG-REMOVED-KEY")
-_REPLACED = {  # keys of earlier versions, what has their place, and what to write there
+_REPLACED = {  # keys of earlier versions, their successors, and the new values
     "rollout.partial_rollout": (
         "weight_update.requests",
         "write weight_update.requests=drain for false, or recompute for true; in_place costs least",
@@ -68,10 +68,10 @@ def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
 
 
 def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Finding]:
-    """Return the findings without those that only follow from another one.
+    """Return the findings without consequences of other ones.
 
-    A key is not missing that a misspelt one may have meant or that was refused, and what refers with `${...}` to a key
-    of another finding is not wrong by itself.
+    A key is not missing that a misspelt one may have meant or that was refused, and a reference `${...}` to a key of
+    another finding is not wrong by itself.
     """
     meant = {key for found in findings if found.code in _UNKNOWN_KEYS for key in found.nearest}
     wrong = meant | {str(found.key) for found in findings}
@@ -144,7 +144,7 @@ def wrong_keys(data: dict[str, Any], section: type[Section] | None = RunConfig, 
 
 
 def _key_of(problem: ErrorDetails, values: Any) -> str:
-    """Return the key that pydantic complains of; what it appends for an alternative of a union is left out."""
+    """Return the key of pydantic's error, without the suffix for an alternative of a union."""
     if problem["type"] == "missing":
         return ".".join(map(str, problem["loc"]))
     key = ""

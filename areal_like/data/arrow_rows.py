@@ -25,7 +25,7 @@ def without_nulls(
 ) -> list[dict[str, Any]]:
     """Return rows of a schema without the nulls in their columns; a column itself stays. JSON columns are parsed.
 
-    `decoded` rows are those of the datasets library, which has parsed them.
+    The datasets library has parsed `decoded` rows.
     """
     cleans = {field.name: clean for field in schema if (clean := _clean(field.type, decoded))}
     return [{name: cleans[name](value) if name in cleans else value for name, value in row.items()} for row in rows]

@@ -1,4 +1,4 @@
-"""The conversation of a row: messages and tools in the form that chat templates take, and what cannot be one.
+"""The conversation of a row: messages and tools in the form that chat templates take, and the problems of other rows.
 
 Keys of messages, parts, calls and tools that are null are left out: in OpenAI's format null means that a key is
 missing. The arguments of calls and the schemas of tools are the author's, and keep their nulls.

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def register_model_types() -> None:
-    """Have transformers read `kimi_k2`, another name of `deepseek_v3`, with its own code."""
+    """Register `kimi_k2` with transformers as another name of `deepseek_v3`."""
     from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
     from transformers.conversion_mapping import (
         get_checkpoint_conversion_mapping,

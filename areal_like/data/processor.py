@@ -1,6 +1,6 @@
 """How many tokens an image takes and where they are in a prompt, from the files of a model's processor alone.
 
-The ids equal those of transformers' processor, which needs torch and takes a second to import; a test compares them.
+The ids equal the ones of transformers' processor, which needs torch and takes a second to import; a test compares them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProcessorError(Exception):
 
 
 @dataclass(frozen=True)
-class Grid:
+class ImageGrid:
     """The tokens of an image that is scaled to a number of pixels and cut into patches; sizes are in pixels."""
 
     patch: int = _PATCH
@@ -79,7 +79,7 @@ class VisionProcessor:
     image token for each part of the image, and `after`.
     """
 
-    sizes: Grid | Fixed
+    sizes: ImageGrid | Fixed
     mark: str
     placeholder: str
     token: str
@@ -101,7 +101,7 @@ class VisionProcessor:
 def load_processor(directory: Path, special_tokens: Mapping[str, str]) -> VisionProcessor | None:
     """Read the processor of a vision-language model; None for other models. Raises ProcessorError.
 
-    `special_tokens` are those that the tokenizer's settings name, such as `image_token`.
+    `special_tokens` come from the tokenizer's settings, such as `image_token`.
     """
     model = _read(directory / "config.json")
     family = model.get("model_type")
@@ -142,14 +142,14 @@ def grid_processor(
     return VisionProcessor(_grid(settings, vision, source), mark, token, token)
 
 
-def _grid(settings: Mapping[str, Any], vision: Mapping[str, Any], directory: str) -> Grid:
+def _grid(settings: Mapping[str, Any], vision: Mapping[str, Any], directory: str) -> ImageGrid:
     """Read the sizes of an image processor; min_pixels and max_pixels come before `size`, as in transformers."""
     size = settings.get("size") or {}
     least, most = (
         settings.get(old) or size.get(new, default)
         for old, new, default in (("min_pixels", "shortest_edge", _LEAST), ("max_pixels", "longest_edge", _MOST))
     )
-    grid = Grid(settings.get("patch_size", _PATCH), settings.get("merge_size", _MERGE), least, most)
+    grid = ImageGrid(settings.get("patch_size", _PATCH), settings.get("merge_size", _MERGE), least, most)
     wanted = vision.get("patch_size", grid.patch), vision.get("spatial_merge_size", grid.merge)
     if (grid.patch, grid.merge) != wanted:
         raise ProcessorError(

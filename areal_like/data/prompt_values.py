@@ -13,7 +13,7 @@ class PromptValues:
     """Exponentially decaying means of rewards, by row of the prompts.
 
     Rows with the same key share a mean. An observation of a key multiplies the weight of its earlier ones by `decay`,
-    and an observation of a step multiplies that of earlier steps in the mean over all prompts.
+    and an observation of a step multiplies the weight of earlier steps in the mean over all prompts.
     """
 
     def __init__(self, keys: Ints, decay: float) -> None:

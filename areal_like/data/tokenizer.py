@@ -44,7 +44,7 @@ from areal_like.images import ImageError, Images
 
 _MARK = "\ue000answer\ue001"  # of Unicode's private use area
 
-# A template is a program: it raises its own errors, or those of any Python expression.
+# A template is a program: it raises its own errors, or any error of a Python expression.
 _TEMPLATE_FAILURES = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 # The template for models without one: the start token, the tools as JSON, and a line `role: content` for each message.

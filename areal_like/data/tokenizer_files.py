@@ -32,7 +32,7 @@ def download(name: str, others: Sequence[str]) -> Path:
 def load_templates(directory: Path, settings: Mapping[str, Any], *, sees_images: bool) -> dict[str, str]:
     """Return the chat templates by name, empty without one; raises TokenizerError.
 
-    The order is that of transformers: `chat_template.jinja` is preferred to `settings` (tokenizer_config.json), and
+    The order follows transformers: `chat_template.jinja` is preferred to `settings` (tokenizer_config.json), and
     `chat_template.json` is the processor's in models that see images.
     """
     legacy = _read_templates(read_json(directory / LEGACY_TEMPLATE).get("chat_template"), directory / LEGACY_TEMPLATE)

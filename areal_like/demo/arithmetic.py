@@ -1,7 +1,7 @@
 """Arithmetic word problems in GSM8K's record form, made up from a seed.
 
 Whether a question belongs to `train` or `test` is decided by a hash of its text alone, so the two never share a
-question, whatever the seeds and sizes.
+question, for any seeds and sizes.
 """
 
 import hashlib

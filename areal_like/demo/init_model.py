@@ -2,7 +2,7 @@
 
 Nothing is downloaded, and torch is not imported.
 
-The names are those of `transformers/models/qwen3*/modeling_qwen3*.py`; a test loads the result there.
+Names follow `transformers/models/qwen3*/modeling_qwen3*.py`; a test loads the result there.
 """
 
 import json
@@ -130,7 +130,7 @@ def _feed_forward(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, t
 
 
 def _initial(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return a tensor's first values; those of bfloat16, which numpy does not have, as their bits."""
+    """Return a tensor's first values; bfloat16, which numpy does not have, as bits."""
     if len(shape) == 1:  # biases and norms
         values = np.full(shape, float(name.endswith("weight")), np.float32)
     else:

@@ -1,6 +1,6 @@
 """The vision tower of a made model, in the form of Qwen3-VL: its sizes and its tensors.
 
-The names are those of `transformers/models/qwen3_vl/modeling_qwen3_vl.py`.
+Names follow `transformers/models/qwen3_vl/modeling_qwen3_vl.py`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ def vision_config(shape: InitModelConfig) -> dict[str, Any]:
 def with_tower(text: dict[str, Any], shape: InitModelConfig, ids: Mapping[str, int]) -> dict[str, Any]:
     """Return the config.json of a model of text and images, whose text part has the config.json `text`.
 
-    `ids` are those of the tokenizer's image tokens.
+    `ids` belong to the tokenizer's image tokens.
     """
     own = {"torch_dtype", "architectures"}
     half = shape.head_dim // 2

@@ -1,4 +1,4 @@
-"""Checks of a migrated run: those of `areal-like check` that need neither the model, the data nor this machine."""
+"""Checks of a migrated run: the part of `areal-like check` that needs neither the model, the data nor this machine."""
 
 import re
 from typing import Any
@@ -23,7 +23,7 @@ _FILES = re.compile(r"(^|\.)path$")
 
 
 def find_refusals(text: str) -> dict[str, str]:
-    """Return what the run's own checks refuse in a migrated YAML, by key; `???` counts as a valid value."""
+    """Return the findings of the run's own checks about a migrated YAML, by key; `???` counts as a valid value."""
     values = _hide_files(yaml.safe_load(fill_placeholders(text)), "")
     try:
         checked = preflight(load({**values, **_MACHINE}), dry_run=True)

@@ -47,13 +47,13 @@ def dequantize(source: Path, target: Path) -> str:
     with appearing(target) as partial:
         if partial is None:
             raise ValueError("a target is needed")
-        done = _Tensors(files, config, how)
+        done = _QuantizedTensors(files, config, how)
         fill_checkpoint(partial, done.weights(), source, "bfloat16")
         _drop_quantization(partial / "config.json")
     return f"{done.dequantized} {how['quant_method']} weights in bfloat16, {done.kept} tensors as they were"
 
 
-class _Tensors:
+class _QuantizedTensors:
     """The tensors of a quantized checkpoint, and how many were dequantized and kept so far."""
 
     def __init__(self, files: list[Path], config: Mapping[str, Any], how: Mapping[str, Any]) -> None:

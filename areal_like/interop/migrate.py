@@ -142,7 +142,7 @@ def _unread(reading: Reading) -> Iterator[str]:
 
 
 def _as_actor(text: str, system: str) -> str:
-    """Return ROLL's configuration with the sections of its other pipelines renamed to those of its RL pipeline."""
+    """Return ROLL's configuration with the sections of its other pipelines renamed as in its RL pipeline."""
     if system == "roll":
         for section, actor in (("(?:sft|student)_train", "actor_train"), ("student_infer", "actor_infer")):
             text = re.sub(rf"(?m)^{section}:", f"{actor}:", text)
@@ -164,7 +164,7 @@ def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any
 
 
 def _read_unknown(key: str, found: Setting, done: Migration) -> Iterator[tuple[str, Any]]:
-    """Yield a setting of which the text does not give the value, and note what it depends on."""
+    """Yield a setting whose value is not in the text, and note its dependencies."""
     known = entry(done.system, key)
     target = known[1].ours if known else None
     why = f"{found.value} depends on {', '.join(found.unknown) or 'values outside the text'}"

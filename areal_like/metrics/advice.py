@@ -16,8 +16,8 @@ WORTH = 0.85  # maximum share of a step's time that a recommended layout may nee
 
 
 @dataclass(frozen=True)
-class Layout:
-    """GPUs of the servers and of the trainer, the multiples in which each may use them, and η; nothing is colocated."""
+class GpuSplit:
+    """GPUs of the servers and of the trainer, their allowed multiples, and η; nothing is colocated."""
 
     servers: int
     trainer: int
@@ -30,7 +30,7 @@ class Layout:
 class Advice:
     """A sink for a run's metrics that reports a faster setting, if there is one, through `say` at step STEPS."""
 
-    layout: Layout
+    layout: GpuSplit
     say: Callable[[str], None]
     _steps: list[tuple[float, ...]] = field(default_factory=list, init=False)  # seconds, idle, idle, slowest response
 
@@ -52,7 +52,7 @@ class Advice:
         """Do nothing, because nothing is open."""
 
 
-def better(layout: Layout, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
+def better(layout: GpuSplit, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
     """Return the setting that would make a step of `step_s` seconds clearly shorter, or None.
 
     `idle_servers` and `idle_trainer` are idle shares of the step, `slowest_s` the seconds of its slowest response.

@@ -15,7 +15,7 @@ from areal_like.metrics.event_file import EVENTS_FILE, EventFile
 from areal_like.metrics.part_names import PartNames
 from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
 from areal_like.metrics.rollback import forget
-from areal_like.metrics.samples import Decode, Sample, escape, pick, reward_of, sample_of, thin_out, write_samples
+from areal_like.metrics.samples import Decode, SampleRow, escape, pick, reward_of, sample_of, thin_out, write_samples
 from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
 from areal_like.metrics.waiting import WaitingNotes
@@ -138,7 +138,7 @@ class Record:
             self._view.row(row | {"eval": reward})
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a run resumed after `step` needs from earlier steps, whose metrics are written first.
+        """Return the state of earlier steps for a run resumed after `step`; their metrics are written first.
 
         Blocks, so call it in a thread. Raises RecordError.
         """
@@ -193,11 +193,11 @@ class Record:
             prompt, response = (escape(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
             self._view.say(f"  {name} at step {step}, {reward_of(sample)}: {prompt} -> {response}")
 
-    def _samples_of(self, trajectories: Sequence[Trajectory]) -> list[Sample]:
+    def _samples_of(self, trajectories: Sequence[Trajectory]) -> list[SampleRow]:
         assert self._decode
         return [sample_of(item, self._decode) for item in trajectories]
 
-    def _write_samples(self, step: int, name: str | None, samples: Sequence[Sample]) -> None:
+    def _write_samples(self, step: int, name: str | None, samples: Sequence[SampleRow]) -> None:
         write_samples(self.directory, step, name, samples)
         if self._n_samples is not None:
             thin_out(self.directory, name)

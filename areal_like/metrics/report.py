@@ -14,7 +14,7 @@ from areal_like.errors import RecordError, writing
 from areal_like.events import Event
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import Appended, as_json, first_of, replacing, rows_of
-from areal_like.metrics.samples import Sample, list_written, pick, read_samples
+from areal_like.metrics.samples import SampleRow, list_written, pick, read_samples
 
 TEMPLATE = Path(__file__).with_name("report.template.html")
 ABOUT_FILE, METRICS_FILE, REPORT_FILE = "run.json", "metrics.jsonl", "report.html"
@@ -75,7 +75,7 @@ class Report:
                 )
         self._add("spans", spans)
 
-    def samples(self, step: int, name: str | None, samples: Sequence[Sample]) -> None:
+    def samples(self, step: int, name: str | None, samples: Sequence[SampleRow]) -> None:
         """Show some of a step's samples: of all steps up to 99, then of every tenth, then of every hundredth."""
         if name is None and step % 10 ** max(0, len(str(step)) - 2):
             return

@@ -15,7 +15,7 @@ MOST_FILES = 200  # for training steps, and for each evaluation set; older files
 type Decode = Callable[[Sequence[int]], str]
 
 
-class Sample(TypedDict):
+class SampleRow(TypedDict):
     """A trajectory as text; null values were not finite, or are missing.
 
     `versions` has [weight version, tokens] for each stretch, -1 where no model generated, as in tool output.
@@ -32,7 +32,7 @@ class Sample(TypedDict):
     response: str
 
 
-def sample_of(item: Trajectory, decode: Decode) -> Sample:
+def sample_of(item: Trajectory, decode: Decode) -> SampleRow:
     """Return a trajectory as text; the prompt is everything before the first generated token."""
     start = int(np.argmax(item.generated))
     return {
@@ -48,7 +48,7 @@ def sample_of(item: Trajectory, decode: Decode) -> Sample:
     }
 
 
-def write_samples(directory: Path, step: int, name: str | None, samples: Iterable[Sample]) -> None:
+def write_samples(directory: Path, step: int, name: str | None, samples: Iterable[SampleRow]) -> None:
     """Write the samples of a training step, or of the evaluation set `name`; raise RecordError."""
     lines = Lines(_path(directory, step, name))
     lines.write({"step": step, **sample} for sample in samples)
@@ -64,9 +64,9 @@ def thin_out(directory: Path, name: str | None) -> None:
                 _path(directory, step, name).unlink(missing_ok=True)
 
 
-def read_samples(directory: Path, step: int, name: str | None = None) -> list[Sample]:
+def read_samples(directory: Path, step: int, name: str | None = None) -> list[SampleRow]:
     """Return the samples that `write_samples` wrote, [] if none; raise OSError or RecordError."""
-    return read_rows(_path(directory, step, name), Sample)
+    return read_rows(_path(directory, step, name), SampleRow)
 
 
 def list_written(directory: Path) -> list[tuple[int, str | None]]:
@@ -79,20 +79,20 @@ def list_written(directory: Path) -> list[tuple[int, str | None]]:
     return sorted(found, key=lambda place: (place[0], place[1] or ""))
 
 
-def by_reward(samples: Iterable[Sample], *, best_first: bool = False) -> list[Sample]:
+def by_reward(samples: Iterable[SampleRow], *, best_first: bool = False) -> list[SampleRow]:
     """Return samples in order of reward, by default the worst first; missing rewards come last."""
     sign, missing = -1 if best_first else 1, float("inf")
     return sorted(samples, key=lambda sample: missing if sample["reward"] is None else sign * sample["reward"])
 
 
-def pick(samples: Sequence[Sample], most: int) -> list[Sample]:
+def pick(samples: Sequence[SampleRow], most: int) -> list[SampleRow]:
     """Pick at most `most` samples, from the worst to the best, including one without a reward if there is any."""
     ordered = by_reward(samples)
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(int)
     return [ordered[place] for place in places]
 
 
-def reward_of(sample: Sample) -> str:
+def reward_of(sample: SampleRow) -> str:
     """Return the reward as text."""
     return "reward missing" if sample["reward"] is None else f"reward {sample['reward']:g}"
 

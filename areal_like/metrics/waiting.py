@@ -28,7 +28,7 @@ class WaitingNotes:
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Add a step's metrics."""
-        if "seconds/step" not in scalars:  # those of an evaluation
+        if "seconds/step" not in scalars:  # samples of an evaluation
             return
         self._steps += 1
         if self._steps > 1:

@@ -1,4 +1,4 @@
-"""The checks of a whole run; those of its data and algorithm, or of each adapter's, are in `policies.py`."""
+"""The checks of a whole run; checks of its data and algorithm, or each adapter's, are in `policies.py`."""
 
 from collections.abc import Iterator, Sequence
 

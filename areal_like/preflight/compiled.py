@@ -1,4 +1,4 @@
-"""The compiler's findings with the keys of a run: which key sets what a rule is about, in each role's section."""
+"""The compiler's findings with the keys of a run: the key behind each rule, in each role's section."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

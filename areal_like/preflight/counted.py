@@ -31,7 +31,7 @@ class Counting(BaseModel):
 
 
 def find_shape(config: Any, name: str) -> tuple[ModelSpec, Counting | None]:
-    """Return the spec of a config.json, and what was counted if its family is unknown here and transformers has it.
+    """Return the spec of a config.json, and the count if its family is unknown here and transformers has it.
 
     Raises ModelError for a config that cannot be used.
     """
@@ -54,7 +54,7 @@ def _is_counted(config: Any) -> bool:
 
 @cache
 def causal_families() -> frozenset[str]:
-    """Return the families of which the installed transformers has a causal language model; empty without it.
+    """Return the families with a causal language model in the installed transformers; empty without it.
 
     The table is read as text, because every import of transformers imports torch.
     """

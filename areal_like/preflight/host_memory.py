@@ -111,7 +111,7 @@ def _engine_item(
 
 
 def _rank_bytes(config: RunConfig, device: Device, engine: EnginePlan, view: RoleView) -> int:
-    """Return the bytes of a trainer rank's tensors on the host: all on a CPU; on a GPU those that are offloaded, and a
+    """Return the bytes of a trainer rank's tensors on the host: all on a CPU; on a GPU offloaded ones, and a
     copy of what a recovery checkpoint saves."""
     if view.model is None:
         return 0
@@ -134,7 +134,7 @@ def _rank_bytes(config: RunConfig, device: Device, engine: EnginePlan, view: Rol
 def _fix(
     config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
 ) -> str:
-    """Return the smallest changes of keys with which the run fits on an idle machine, or what else helps."""
+    """Return the smallest changes of keys with which the run fits on an idle machine, or another remedy."""
     requests = cached_tokens_on_cpu(config) // config.context_length
     tokens = config.actor.mb_spec.max_tokens_per_mb
     changes = (

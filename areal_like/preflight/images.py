@@ -14,7 +14,7 @@ from areal_like.trainer.fsdp.support import PROCESSOR, WITH_IMAGES
 
 _SEEN = "its image tokens attend to later tokens of their image"
 _FSDP = "an FSDP layout, such as fsdp:d2"
-# By family: the number of DeepStack layers of which SGLang 0.5.17 adds features, whichever the model has
+# By family: the number of DeepStack layers whose features SGLang 0.5.17 adds, independent of the model's
 # (`sglang/srt/models/qwen3_vl_moe.py`)
 DEEPSTACK_SERVED = {"qwen3_vl_moe": 3}
 

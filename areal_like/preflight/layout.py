@@ -1,4 +1,4 @@
-"""The run's allocation, compiled, and what the engine asks of it beyond the language."""
+"""The run's allocation, compiled, and the engine's requirements beyond the language."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -47,7 +47,7 @@ _BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
 
 
 class Compile(Protocol):
-    """`allocation.check` with what is known of a run; `colocated` may differ from its configuration."""
+    """`allocation.check` with a run's facts; `colocated` may differ from its configuration."""
 
     def __call__(self, spec: str | Mapping[str, str], *, colocated: Mapping[str, str] = ...) -> allocation.Result: ...
 
@@ -60,7 +60,7 @@ def find_plan(
 ) -> tuple[Plan | None, list[Finding]]:
     """Compile `allocation_mode`, or each role's `backend`, for the cluster; without errors there is a plan.
 
-    `model` is the actor's, `role_models` are those of the other roles on trainer ranks, `image_share` is the data's.
+    `model` is the actor's, `role_models` are the models of other roles on trainer ranks, `image_share` is the data's.
     """
     if findings := list(_fields(config)):
         return None, findings
@@ -260,7 +260,7 @@ def _narrower(config: RunConfig, engine: EnginePlan, compile: Compile) -> Iterat
 
 
 def _check_beside(config: RunConfig, plan: Plan, compile: Compile) -> Iterator[Finding]:
-    """Check that scoring servers share no GPU: they allocate all free memory, whatever other engines need."""
+    """Check that scoring servers share no GPU: they allocate all free memory, including the needs of other engines."""
     for role in config.scorers if device_of(config.device) == "cuda" else ():
         if not (others := _find_neighbours(plan, role)):
             continue

@@ -1,4 +1,4 @@
-"""Adapters (`actor.use_lora`) against the model and the layout: what cannot have one, and how much is trained."""
+"""Adapters (`actor.use_lora`) against the model and the layout: modules without adapters, and the trained share."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -90,7 +90,7 @@ def _experts(asked: Sequence[str], spec: ModelSpec, plan: Plan | None) -> Iterat
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
-    """Return the names of linear layers; those of the family for a model that is not downloaded yet."""
+    """Return the names of linear layers; the family's for a model that is not downloaded yet."""
     of_family = tuple(adaptable_layers(spec))
     if spec.counted is not None:
         return of_family

@@ -23,7 +23,7 @@ LARGEST_PORT = 65535
 
 
 def device_of(device: Literal["auto", "cpu", "cuda"]) -> Device:
-    """Return what `device: auto` means here: CUDA if this host has an NVIDIA GPU."""
+    """Return the device for `device: auto`: CUDA if this host has an NVIDIA GPU."""
     if device == "auto":
         return "cuda" if gpu_count() else "cpu"
     return device

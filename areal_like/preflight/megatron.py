@@ -1,4 +1,4 @@
-"""The trainer's settings against layout, model and device: what Megatron-core would refuse or would not heed."""
+"""The trainer's settings against layout, model and device: settings that Megatron-core rejects or ignores."""
 
 import importlib.util
 import os
@@ -88,7 +88,7 @@ def _layout(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
 
 def _context(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
     """Check how Transformer Engine 2.16 shares a packed sequence (`dot_product_attention/context_parallel.py`): ranks
-    send keys and values on, or exchange tokens for heads, of which each has some then."""
+    send keys and values on, or exchange tokens for heads, so that each has some heads."""
     spec, key = view.model, f"{view.key(_OVERRIDES)}.cp_comm_type"
     given = view.engine.megatron.override_transformer_config.get("cp_comm_type")
     kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}

@@ -30,7 +30,7 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
 
 
 def of_trainer(memory: MemorySettings, engine: EngineConfig) -> MemorySettings:
-    """Return the settings with those that each trainer has of its own."""
+    """Return the settings with each trainer's own."""
     return replace(
         memory,
         dtype=engine.dtype,

@@ -75,7 +75,7 @@ def _chunks(sglang: SGLangConfig) -> Iterator[Finding]:
 
 
 def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
-    """Return how many servers have to be left of those that there are."""
+    """Return how many of the servers must remain."""
     if config.rollout.min_servers > servers:
         message = f"the layout has {servers} servers, fewer than rollout.min_servers={config.rollout.min_servers}"
         yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])

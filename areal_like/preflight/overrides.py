@@ -16,7 +16,7 @@ _SECTION = "megatron.override_transformer_config"
 
 
 def try_overrides(views: Iterable[RoleView]) -> Iterator[Finding]:
-    """Try overrides together on Megatron-core, which takes ten seconds; yield what it refuses."""
+    """Try overrides together on Megatron-core, which takes ten seconds; yield its errors."""
     asked_before: list[Asked] = []
     for view in views:
         overrides, layout = view.engine.megatron.override_transformer_config, view.layout
@@ -49,7 +49,7 @@ def _find(asked: Asked, key: str) -> Iterator[Finding]:
 
 @cache
 def _answer(asked: str) -> tuple[int, str, str]:
-    """Exit status, what it printed, and its errors."""
+    """Exit status, output and errors."""
     command = [sys.executable, "-m", "areal_like.trainer.megatron.refusals"]
     done = subprocess.run(command, input=asked, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr

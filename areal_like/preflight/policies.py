@@ -21,7 +21,7 @@ from areal_like.types import Device, Prompt
 
 @dataclass(frozen=True)
 class PolicyView:
-    """A run, or one of its adapters, with what was found of its data and its algorithm; `name` is "" for the run."""
+    """A run, or one of its adapters, with the findings about its data and its algorithm; `name` is "" for the run."""
 
     name: str
     config: RunConfig
@@ -60,11 +60,11 @@ class PolicyViews:
 
     @property
     def steps(self) -> int:
-        """Training steps of the run: those of the adapter that has the most."""
+        """Training steps of the run: the largest number of an adapter."""
         return max(view.steps for view in self.each)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what was found while reading the data and building the algorithms."""
+        """Yield the findings from reading the data and building the algorithms."""
         for view in self.each:
             yield from at_adapter(self.config, view.name, view.findings)
 

@@ -59,7 +59,7 @@ _MUST_STAY = (  # of megatron
 def find_layouts(
     config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None, image_share: float = 0.0
 ) -> tuple[list[tuple[RunConfig, Plan]], list[Finding]]:
-    """Return configuration and plan of each of `recover.layouts`, and findings about those that can never be used."""
+    """Return configuration and plan of each of `recover.layouts`, and findings about layouts that can never be used."""
     layouts, findings = list[tuple[RunConfig, Plan]](), list[Finding]()
     if plan is None or config.host_timeout_s is None or not config.trainer_restarts:
         return layouts, findings

@@ -50,7 +50,7 @@ def _group_sizes(config: RunConfig) -> Sequence[int]:
 def _problem(
     pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]
 ) -> tuple[str, str, bool] | None:
-    """Return the code, a line about what is wrong with a function, and whether a call of it took too long.
+    """Return the code, a line about a function's error, and whether a call of it took too long.
 
     A function that compares is tried with each number of responses.
     """

@@ -77,7 +77,7 @@ def _check_model(config: RunConfig, device: Device, spec: ModelSpec, plan: Plan 
 
 
 def _check_experts(spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
-    """Check what SGLang's adapters of experts need of the model and of the layout."""
+    """Check the requirements of SGLang's expert adapters for the model and the layout."""
     if spec.dense_layers and not spec.shared_ffn:
         message = (
             f"layers without experts ({len(spec.dense_layers)} of {spec.layers}) in a model without shared experts "

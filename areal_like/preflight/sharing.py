@@ -63,7 +63,7 @@ def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
 def describe_sharing(
     config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
 ) -> str | None:
-    """Return how trainer and servers share GPUs, and what that needs of them; None where they do not."""
+    """Return how trainer and servers share GPUs, and the memory that this needs; None if they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):
         return None

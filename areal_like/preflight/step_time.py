@@ -10,7 +10,7 @@ from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
 from allocation.plan import Cluster, Plan
 from allocation.planner import Task, training_seconds
-from allocation.planner.choice import Trainer
+from allocation.planner.choice import PredictedTrainer
 from allocation.planner.task import EXPERTS, FULL, PLAIN
 from allocation.rules.memory import TIGHT
 from allocation.settings import BatchSpec, MegatronSettings, Workload
@@ -41,7 +41,7 @@ def describe_step(
     if not quicker or quicker[0][0] > _WORTH * seconds:
         return f"{said}; no other micro-batches or recomputation are predicted much quicker"
     found, _, other = quicker[0]
-    keys = Trainer(actor.sizes, other.megatron, other.tokens, {}).keys()
+    keys = PredictedTrainer(actor.sizes, other.megatron, other.tokens, {}).keys()
     if not other.megatron.recompute_granularity and work.megatron.recompute_granularity:
         keys["actor.megatron.recompute_granularity"] = "null"
     words = " ".join(f"{key}={_spell(value)}" for key, value in keys.items() if "offload" not in key)

@@ -26,8 +26,8 @@ _TRAINERS = {**{f"Megatron ({bridge})": ("megatron", bridge) for bridge in BRIDG
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Findings about a model: those of its files, and those of each trainer by the trainer's name.
+class Trainability:
+    """Findings about a model's files, and about each trainer by the trainer's name.
 
     `servers` has a sentence for SGLang on each device. `from_table` means that only the sizes of the offline table were
     checked, `instead` is a backend that takes the model where the requested one does not. `family` is the model's.
@@ -47,18 +47,18 @@ class Answer:
         return not has_errors(self.findings) and not all(map(has_errors, self.trainers.values()))
 
 
-def check_trainable(model: str, backend: Backend | None = None) -> Answer:
+def check_trainable(model: str, backend: Backend | None = None) -> Trainability:
     """Check the model of a directory, a config.json or a name on one rank of each trainer. Uses no network."""
     spec, config, findings = _read(model)
     if spec is None or has_errors(findings):
-        return Answer(spec, findings, {}, {})
+        return Trainability(spec, findings, {}, {})
     found = {name: tuple(check_layout(model, spec, config, *how)) for name, how in _TRAINERS.items()}
     chosen = {name: found[name] for name, how in _TRAINERS.items() if backend in (None, how[0])}
     others = (how[0] for name, how in _TRAINERS.items() if name not in chosen and not has_errors(found[name]))
     instead = next(others, None) if all(map(has_errors, chosen.values())) else None
     from_table = not Path(model).expanduser().exists() and spec.name in known_models()
     family = family_of(spec, config)
-    return Answer(spec, findings, chosen, find_servers(family), from_table, instead, family)
+    return Trainability(spec, findings, chosen, find_servers(family), from_table, instead, family)
 
 
 def family_of(spec: ModelSpec, config: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ _EMBEDDING = "embed_tokens.weight"  # of every family of model that the compiler
 
 
 def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") -> None:
-    """Check that files are whole, and that their embedding and layers are those of config.json, `model`.
+    """Check that files are whole, and that their embedding and layers agree with config.json, `model`.
 
     Raises ConfigError with a finding about `key`.
     """
@@ -35,7 +35,7 @@ def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") ->
 
 
 def count_layers(directory: Path) -> int:
-    """Return the number of layers in weights that `check_weights` lets pass, with those for multi-token prediction."""
+    """Return the number of layers in weights that pass `check_weights`, including layers for multi-token prediction."""
     shapes = _read_shapes(directory, "actor.path")
     return _count_layers(shapes, min((name for name in shapes if name.endswith(_EMBEDDING)), key=len))
 
@@ -83,7 +83,7 @@ def layer_matrices(directory: Path) -> set[str]:
 
 
 def weight_files(directory: Path, key: str) -> list[Path]:
-    """Return the files that a run loads: those of the index, `model.safetensors`, or all but copies and adapters.
+    """Return the files that a run loads: the files of the index, `model.safetensors`, or all but copies and adapters.
 
     Raises ConfigError about `key` if none exist.
     """

@@ -142,7 +142,7 @@ def _sign(prefix: str) -> int:
 
 
 def _literal(text: str) -> tuple[Fraction, str] | None:
-    """Return the number that a text starts with, and what follows it."""
+    """Return the number that a text starts with, and the rest."""
     for name, pattern in _FORMS:
         if (match := pattern.match(text)) and (value := _value(name, list(match.groups()))) is not None:
             return value, text[match.end() :]
@@ -183,7 +183,8 @@ def _in_base(digits: str, base: str) -> Fraction | None:
 
 
 def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | None:
-    """Return what text after a number adds, its scale, whether it is a percentage, and its unit; None if unclear."""
+    """Return the addend in text after a number, its scale, whether it is a percentage, and its unit; None if
+    unclear."""
     added, scale = Fraction(0), Fraction(1)
     text = text.replace("ten-thousandth", "tenthousandth")
     if (letter := re.match(r"(k|K|M|B|T|bn|mn)(?![\w^])", text)) or (
@@ -211,7 +212,7 @@ def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | N
 
 
 def is_unit(text: str) -> bool:
-    """Return whether words after a number only name what it counts."""
+    """Return whether words after a number only name its unit."""
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
     if not text:
         return True

@@ -38,7 +38,7 @@ _TRUTHS = ("yes", "no", "true", "false")
 
 
 def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
-    """Return whether an answer equals the reference; `symbolic` compares what only mathematics can."""
+    """Return whether an answer equals the reference; `symbolic` compares expressions."""
     one, other = plain(given), plain(wanted)
     if r"\pi" in one + other:
         one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
@@ -129,7 +129,7 @@ def _squeeze(text: str) -> str:
 
 
 def _as_truth(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
-    """Compare yes and no, whatever follows them."""
+    """Compare yes and no, ignoring the rest."""
     if wanted.casefold() in _TRUTHS and (first := re.match(r"([a-z]+)\s*[,.;:]", given, re.I)):
         return first[1].casefold() == wanted.casefold()
     return None
@@ -232,7 +232,7 @@ def _is_choice(match: re.Match[str], text: str) -> bool:
 
 
 def _as_relation(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
-    """Compare what equals the same variable; a value without a variable fits each."""
+    """Compare values of the same variable; a value without a variable fits each."""
     one, other = _LEFT.match(given), _LEFT.match(wanted)
     if _SEPARATOR.search(_outside_brackets(given + wanted)):
         return None

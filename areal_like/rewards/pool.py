@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from areal_like.rewards import forkserver, worker
-from areal_like.rewards.processes import Ended, ForkServer, TookTooLong, Worker
+from areal_like.rewards.processes import Ended, ForkServer, RewardProcess, TookTooLong
 from areal_like.runtime.descendants import resident_bytes
 
 IMPORT_LIMIT_S = 60.0  # for a worker's first call to import its function, before the call's own limit starts
@@ -47,7 +47,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _PendingCall:
     """A pickled call that waits for a worker, and its outcome."""
 
     call: bytes
@@ -76,7 +76,7 @@ class RewardPool:
     ) -> None:
         self._timeout_s, self._memory = timeout_s, memory_mb * 2.0**20 if memory_mb else inf
         self._command = forkserver.command([*preload, "areal_like.rewards.functions"], prepare, log)
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[_PendingCall | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name="reward worker", daemon=True)
             for _ in range(workers or len(os.sched_getaffinity(0)))
@@ -141,7 +141,7 @@ class RewardPool:
             if self._ended:
                 outcome.set_result(Failure(Cause.DIED, "the pool has ended"))
             else:
-                self._calls.put(_Call(call, time.monotonic(), outcome))
+                self._calls.put(_PendingCall(call, time.monotonic(), outcome))
         return outcome
 
     def _serve(self) -> None:
@@ -165,7 +165,7 @@ class RewardPool:
         if process:
             process.end()
 
-    def _answer(self, process: Worker, call: _Call) -> Any | Failure:
+    def _answer(self, process: RewardProcess, call: _PendingCall) -> Any | Failure:
         """Return the result of the call; raise Ended or TookTooLong."""
         taken_up = time.monotonic()
         self._waits.append(taken_up - call.handed_in)
@@ -181,10 +181,10 @@ class RewardPool:
             return Failure(Cause.RAISED, f"{worker.UNSENT}: {type(unusable).__name__}: {unusable}")
         return value if error is None else Failure(Cause.RAISED, error)
 
-    def _is_spent(self, process: Worker) -> bool:
+    def _is_spent(self, process: RewardProcess) -> bool:
         return process.calls >= _CALLS or resident_bytes([process.pid]) > _FULL * self._memory
 
-    def _fork(self) -> Worker:
+    def _fork(self) -> RewardProcess:
         """Fork a new worker; raise Ended."""
         server = self._living_server()
         try:

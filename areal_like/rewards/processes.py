@@ -46,13 +46,13 @@ class ForkServer:
         """Return whether its process exists; it may be suspended, or too busy to answer."""
         return self._process.poll() is None
 
-    def fork(self) -> "Worker":
+    def fork(self) -> "RewardProcess":
         """Return a new worker; raises Ended if there is none within START_S."""
         ours, theirs = socket.socketpair()
         report, their_report = os.pipe()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL)  # a suspended process reads nothing
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL)
-        worker = Worker(self, Connection(ours.detach()), Connection(report, writable=False))
+        worker = RewardProcess(self, Connection(ours.detach()), Connection(report, writable=False))
         try:
             with theirs:
                 socket.send_fds(self._control, [FORK], [theirs.fileno(), their_report])
@@ -82,7 +82,7 @@ class ForkServer:
             self._process.wait()
 
 
-class Worker:
+class RewardProcess:
     """A worker's process, which takes one call at a time."""
 
     def __init__(self, server: ForkServer, connection: Connection, report: Connection) -> None:

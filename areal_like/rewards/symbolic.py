@@ -90,7 +90,7 @@ def _number(expression: Any) -> Any:
     try:
         number = expression.doit().evalf(_DIGITS)
         return number if number.is_number and number.is_finite else None
-    except Exception:  # noqa: BLE001 - sympy raises anything for what it cannot evaluate
+    except Exception:  # noqa: BLE001 - sympy raises anything for unknown expressions
         return None
 
 

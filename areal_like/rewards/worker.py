@@ -128,5 +128,5 @@ _outputs: list[io.TextIOBase] = []
 
 
 def _limit(seconds: float) -> None:
-    """End this process after `seconds`, whatever it does, with a traceback."""
+    """End this process after `seconds` in any case, with a traceback."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=_outputs[0])

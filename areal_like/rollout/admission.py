@@ -1,4 +1,4 @@
-"""Admission: which groups may start, and which are trained next, so that staleness never exceeds η.
+"""Admission: the groups that may start and the groups trained next, so that staleness never exceeds η.
 
 A group that starts while the servers hold version v may hold tokens of version v, so it has the deadline v + η: the
 last version at which it may be trained. Each training step takes `batch_size` finished groups. The invariant, with n
@@ -68,7 +68,7 @@ class Admission:
         self.max_staleness = max_staleness
         self.spare = spare
         self.given_up: list[int] = []  # ids of groups that the last batch was taken without waiting for
-        self.published = version  # what every server holds
+        self.published = version  # version that every server holds
         self.next_trained = version  # the version at which the next batch will be trained
         self._waiting: dict[int, _Bucket] = {}  # by group, in order of start
         self._buckets: list[_Bucket] = []  # in order of deadline, because deadlines never decrease
@@ -118,7 +118,7 @@ class Admission:
     def take(self) -> list[int] | None:
         """Return the ids of the next batch, oldest first, or None while it has to wait for more groups to finish.
 
-        `given_up` has those that are not trained for it; finished ones are among them only where all others are.
+        `given_up` has groups that are not trained for it; finished ones only if all others are among them.
         """
         if not self._is_in_time():
             return None
@@ -136,7 +136,7 @@ class Admission:
         """Return whether a batch has finished, and at most `spare` groups would be late without it.
 
         With c groups of a deadline of at most d, f of them finished, the batch leaves c - min(f, batch_size) of them,
-        of which the invariant allows (d - n) * batch_size. As c <= (d - n + 1) * batch_size + spare held before, at
+        and the invariant allows (d - n) * batch_size. As c <= (d - n + 1) * batch_size + spare held before, at
         most `spare` of them are late exactly if at most (d - n) * batch_size + spare are unfinished.
         """
         scan = self._scan

@@ -39,7 +39,7 @@ class Collector:
     dropped: int = 0  # groups that were not kept, or given up
     note_drop: Callable[[int, float], None] = lambda group, reward: None  # mean reward of a group that was not kept
     tokens_generated: int = 0  # in the trajectories of finished groups: trained, dropped, or waiting to be trained
-    tokens_trained: int = 0  # by this process, as what follows
+    tokens_trained: int = 0  # by this process, like the following counts
     tokens_dropped: int = 0
     taken: list[int] = field(default_factory=list, init=False)  # the groups of the last batch
     _again: deque[int] = field(init=False)
@@ -49,7 +49,7 @@ class Collector:
     _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
     tokens_waiting: int = field(default=0, init=False)  # of groups that are finished and not trained yet
     _is_filling: bool = field(default=False, init=False)
-    _told: int = field(init=False)  # how many of those that were dropped
+    _told: int = field(init=False)  # how many of the dropped ones
     _progress: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:

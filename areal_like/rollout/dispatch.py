@@ -20,7 +20,7 @@ from areal_like.errors import Fault
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang.server import Load, Server
 
-AHEAD = 1.25  # times what a server runs at once: the next sample is there when one ends
+AHEAD = 1.25  # times the samples that a server runs at once: the next sample is there when one ends
 FULL = 0.5  # share of a KV cache from which on its use says how many sequences it holds
 GROWTH = 1.1  # of a server's capacity from one report to the next, while its KV cache is emptier than that
 
@@ -34,7 +34,7 @@ type Loss = tuple[str, Fault]  # why a server gives its samples back
 
 @dataclass(eq=False)
 class ServerState:
-    """A server's load; `in_flight` counts samples, of which it is sent at most `capacity`: 0 until it holds weights.
+    """A server's load; `in_flight` counts samples, at most `capacity`: 0 until it holds weights.
 
     `capacity` is `most`, or less where the KV cache cannot hold that many. `number` is its place in the order in which
     servers joined.
@@ -80,7 +80,7 @@ class ServerState:
         self.capacity = max(1, min(self.most, math.ceil(capacity)))
 
     def lose(self, cause: str, fault: Fault) -> None:
-        """Give all samples back, and if it has `left` also those that are on their way to it."""
+        """Return all samples, and if it has `left` also the samples on their way to it."""
         if self._left:
             return
         loss = (f"{self.server.name} at {self.server.url} {cause}", fault)
@@ -155,7 +155,7 @@ class LeastBusy:
 class Dispatch:
     """All servers of a run and the samples that wait for them; `in_flight` counts the samples that servers have.
 
-    Whoever changes a state otherwise than by these methods calls `update` then.
+    Call `update` after changing a state directly.
     """
 
     states: dict[int, ServerState] = field(default_factory=dict)  # in the order of joining
@@ -175,7 +175,7 @@ class Dispatch:
         return state
 
     def leave(self, state: ServerState) -> None:
-        """Remove a server; what waits for it waits for any other."""
+        """Remove a server; its waiting samples go to any other."""
         del self.states[state.number]
         state.is_here = False
         self.in_flight -= state.in_flight
@@ -191,7 +191,7 @@ class Dispatch:
                 self._free_with_queue.update(state)
 
     def wait(self, entry: QueueEntry, priority: int = 0, length: int = 0) -> None:
-        """Have a sample of so many tokens wait for its server, or for any."""
+        """Queue a sample of so many tokens for its server, or for any server."""
         affinity = entry.affinity
         queued = (priority, -length, self._arrived, entry)
         self._arrived += 1

@@ -68,9 +68,9 @@ class ServerPool:
         self._faults: Counter[Fault] = Counter()
         self.tokens: Counter[str] = (
             Counter()
-        )  # of samples that are over, by what came of them: delivered, cancelled, failed, ...
+        )  # of finished samples, by outcome: delivered, cancelled, failed, ...
         self._held: Sequence[Server] = ()
-        self.checking: Check = lambda servers, deadline: nullcontext()  # what encloses each update
+        self.checking: Check = lambda servers, deadline: nullcontext()  # contexts of each update
         self._holding = ExitStack()
         self.pause_s = 0.0  # for how long requests last stood still
         self._paused_since: float | None = None
@@ -91,7 +91,7 @@ class ServerPool:
 
     @property
     def tokens_generated(self) -> int:
-        """All tokens that servers have generated: those in `tokens`, and those of samples in flight."""
+        """All tokens that servers have generated: in `tokens`, and in samples in flight."""
         return self._router.generated
 
     def reset_ledger(self) -> None:
@@ -160,7 +160,7 @@ class ServerPool:
         All of them have the same `images`.
 
         Equal prompts are prefilled once: the others follow when the first has begun. With `seeds`, one for each, which
-        count on deterministic servers, they never do, so that a sample does not depend on what the cache holds. Raises
+        count on deterministic servers, they never do, so that a sample does not depend on the cache. Raises
         as `sample` does.
         """
         await self._start()
@@ -210,9 +210,9 @@ class ServerPool:
     ) -> Response:
         """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
-        The smallest `priority` goes first. Routes, if any are wanted, are those from the token `routes_from` on: the
-        caller knows the others. `on_tokens` is called with tokens as they arrive. What fails is continued on another
-        server or later; raises ServerError after MOST_TRIES in a row that brought no token.
+        The smallest `priority` goes first. Routes, if wanted, start at the token `routes_from`: the caller knows the
+        others. `on_tokens` is called with tokens as they arrive. A failed sample continues on another server or later;
+        raises ServerError after MOST_TRIES in a row that brought no token.
         """
         affinity = None
         if session is not None:
@@ -264,7 +264,7 @@ class ServerPool:
     ) -> AsyncIterator[Sequence[Server]]:
         """Hold all generation while the body brings `servers`, by default all, to `version`; gives them.
 
-        Those of them who joined are sent samples from then on. Raises ServerError if a server does not pause or, with
+        New servers receive samples from then on. Raises ServerError if a server does not pause or, with
         `drain`, give back its requests in time, or does not say afterwards that it holds `version`.
         """
         servers = self.servers if servers is None else servers
@@ -281,9 +281,9 @@ class ServerPool:
         await self._router.open(servers, deadline)
 
     async def hold(self, deadline: Deadline) -> None:
-        """Pause all servers until `release_hold`, and have them give back their GPUs' memory; updates may come then.
+        """Pause all servers until `release_hold`, and release their GPUs' memory; updates may come then.
 
-        What running requests have in the KV cache waits in host memory, or is made anew afterwards where `requests` is
+        The KV cache of running requests waits in host memory, or is computed again afterwards if `requests` is
         `recompute`. Raises ServerError.
         """
         self._held, self._router.on_hold = self.servers, True
@@ -315,7 +315,7 @@ class ServerPool:
 
     @asynccontextmanager
     async def _without_hung(self, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
-        """Have servers ended that hang, if one of them is late in the body: those that do not answer for as long.
+        """End the servers that hang while the body runs, if one of them is late.
 
         One that loads for too long has answered before. To answer takes a server some milliseconds, which are not a
         part of the body as long as it does so soon.
@@ -341,7 +341,7 @@ class ServerPool:
                 task.cancel()
 
     async def end_unresponsive(self, servers: Sequence[Server]) -> None:
-        """Have servers ended whose schedulers do not answer although nothing occupies them; raise ServerError if any.
+        """End idle servers whose schedulers do not answer; raise ServerError if there are any.
 
         In a broadcast one of them makes all others late, whose limits may fire first.
         """

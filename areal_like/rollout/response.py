@@ -14,9 +14,8 @@ from areal_like.types import FinishReason, Floats, Ints
 class Response:
     """Response to one prompt; arrays are `[generated tokens]`.
 
-    The last row of `routes` is that of the last token but one, which made the last; the first is that of the first
-    token whose row was not known, in the prompt. `kept` has a list for each generated token. `temperature` is
-    0 where it is the run's.
+    The last row of `routes` belongs to the last token but one, which made the last; the first row to the first prompt
+    token with an unknown row. `kept` has a list for each generated token. `temperature` is 0 where it is the run's.
     """
 
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -1,7 +1,6 @@
 """The servers of a run as they join and leave, and the path of each sample to its server and back.
 
-- A server joins with the next update of the weights: it is among those that `update` lists, and may be sent samples
-  once that is done.
+- A server joins with the next update of the weights: `update` lists it, and it receives samples after the update.
 - `dispatch.py` decides which server takes which sample. A server is sent a little more than it runs at once, which is
   less than it could where its KV cache is full; the rest waits here, so the oldest work goes first everywhere.
 - Samples that go to a server at the same moment go as one HTTP request, but each ends, fails and frees its place alone.
@@ -107,7 +106,7 @@ class Router:
         self._give()
 
     async def close(self, deadline: Deadline) -> None:
-        """Send no further sample, and wait for those on their way as long as servers make progress.
+        """Send no further sample, and wait for samples on their way as long as servers make progress.
 
         The deadline is renewed with the progress. Raises Unavailable, which names the servers that made none.
         """
@@ -238,7 +237,7 @@ class Router:
                 self._keep(asyncio.create_task(self._call(state, together)))
 
     async def _call(self, state: ServerState, entries: Sequence[Outgoing]) -> None:
-        """Have a server generate as long as it makes progress; every entry ends or has an exception."""
+        """Generate on a server as long as it makes progress; every entry ends or has an exception."""
         error: ServerError = Unavailable(f"{state.server.name} ended its answer early", "half_answer")
         reading = asyncio.ensure_future(self._read(state, entries))
         try:
@@ -254,7 +253,7 @@ class Router:
         finally:
             reading.cancel()
             left = [entry for entry in entries if not entry[1].done()]
-            if len(entries) > 1 and not isinstance(error, Unavailable):  # what is wrong may be one of them alone
+            if len(entries) > 1 and not isinstance(error, Unavailable):  # one of them alone may be wrong
                 for entry in left:
                     self._keep(asyncio.create_task(self._call(state, [entry])))
             else:

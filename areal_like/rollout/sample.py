@@ -57,7 +57,7 @@ class WrongVersion(ServerError):
 
 @dataclass(eq=False)
 class Sample:
-    """A prompt, and what has come of the response: `length` tokens, and why it ended, once it has.
+    """A prompt and its response so far: `length` tokens, and the finish reason at its end.
 
     `begun` is set with its first token if that is `awaited`, else with the server's first event, and when it ends.
     Routes are wanted of tokens from `routes_from` on; a server that fails takes those of its tokens along, and the next
@@ -98,7 +98,7 @@ class Sample:
 
     @property
     def params(self) -> dict[str, Any]:
-        """SGLang's sampling parameters for what is missing."""
+        """SGLang's sampling parameters for the missing tokens."""
         sampling = self.sampling
         params: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens - self.length,
@@ -125,10 +125,10 @@ class Sample:
         return CHUNK if self.awaited else -CHUNK
 
     def extend(self, piece: Piece, server: str, first: int, last: int) -> int:
-        """Add what SGLang has generated since the last time; returns how many tokens.
+        """Add SGLang's tokens since the last call; return their number.
 
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
-        was asked for; nothing is added then.
+        requested; nothing is added then.
         """
         columns, ended, data, kept = piece
         tokens = columns.shape[1]

@@ -1,4 +1,4 @@
-"""A teacher's log-probs of what the policy sampled: asked for while other groups generate."""
+"""A teacher's log-probs of sampled tokens, requested while other groups generate."""
 
 import asyncio
 import itertools
@@ -33,9 +33,9 @@ Within a time limit in seconds.
 
 
 class Teacher(AbstractAsyncContextManager["Teacher"]):
-    """Scores the trajectories of a workflow, on servers at `urls`, or on those of the `policy` if it is given.
+    """Scores the trajectories of a workflow, on servers at `urls`, or on the servers of the `policy` if it is given.
 
-    `hint` returns the tokens of a prompt as the teacher reads it; None: those of the policy. A trajectory that cannot
+    `hint` returns the tokens of a prompt as the teacher reads it; None: the policy's tokens. A trajectory that cannot
     be scored has no reward, so it is not trained. `say` receives the first failure of each kind, and `cancel` the
     number of generated tokens of a group that is cancelled while the teacher scores it.
     """
@@ -62,7 +62,7 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         self._missing: Counter[str] = Counter()
 
     async def __aenter__(self) -> Self:
-        """Have a server at `teacher.url` score two tokens. Raises RunError with its answer if it does not."""
+        """Score two tokens on a server at `teacher.url`. Raises RunError with its answer if it fails."""
         if self._config.url is not None:
             try:
                 await self._score(_PROBE, 0)
@@ -77,8 +77,8 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         await self._session.close()
 
     async def load(self, path: Path, timeout_s: float) -> None:
-        """Load a Hugging Face checkpoint on all servers, which score what they have been asked before."""
-        self._loads += 1  # which later requests name, as the servers keep what older weights computed
+        """Load a Hugging Face checkpoint on all servers, which finish earlier requests before."""
+        self._loads += 1  # later requests name it, as the servers keep values of older weights
         await asyncio.gather(*(server.load(str(path), self._loads, timeout_s) for server in self._own))
 
     def with_scores(self, workflow: Workflow) -> Workflow:
@@ -141,7 +141,7 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         return score
 
     def _of_policy(self, pool: ServerPool) -> Score:
-        """Return what scores with the weights of the moment; nothing that other weights computed is taken for it."""
+        """Return a scorer with the present weights, which reuses no values of other weights."""
         turn = itertools.count()
 
         async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:

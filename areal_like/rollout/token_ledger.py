@@ -22,8 +22,8 @@ class Counts(Protocol):
 def token_ledger(pool: ServerPool, collector: Counts, evaluated: int) -> Mapping[str, float]:
     """Return the tokens since the run started or resumed, by place; `generated` is the sum of the others.
 
-    `unfinished` are those of samples that have ended, in a group or an evaluation that has not. `orphaned` are those of
-    answers that no client has read, `unused` those that a workflow left out of its trajectories, or behind a stop text.
+    `unfinished` counts ended samples in an unfinished group or evaluation. `orphaned` counts answers that no client has
+    read, `unused` tokens that a workflow left out of its trajectories, or behind a stop text.
     """
     finished = {
         "trained": collector.tokens_trained,

@@ -7,7 +7,7 @@ from collections import deque
 class Turns:
     """`await turns()` before each piece: `pieces` of them begin in one turn of the event loop, in order.
 
-    Up to twice as many begin in a turn in which new ones arrive while others stop waiting.
+    Up to twice as many begin in a turn when new ones arrive while others stop waiting.
     """
 
     def __init__(self, pieces: int) -> None:

@@ -1,4 +1,4 @@
-"""Builds the parts of a run with several adapters from those of a run with each of them alone."""
+"""Builds the parts of a run with several adapters from runs with each of them alone."""
 
 import asyncio
 from collections.abc import Mapping

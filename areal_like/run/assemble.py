@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.cluster.run import RunCluster, run_cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
@@ -67,7 +67,7 @@ async def run(job: Job, view: View) -> None:
 
 
 async def _run_on(
-    cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
+    cluster: RunCluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
     config, record = job.config, opened.record
     playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from areal_like.checkpoint.disk import call_disk
-from areal_like.cluster.run import Cluster
+from areal_like.cluster.run import RunCluster
 from areal_like.config.schema import TrainerRole
 from areal_like.errors import WorkerError
 from areal_like.job import Job
@@ -19,7 +19,7 @@ from areal_like.run.ready import Serving, Trainers
 from areal_like.run.recording import open_sinks
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
 from areal_like.run.stopping import Stop
-from areal_like.run.trainer_restarts import Attempt, train_to_the_end
+from areal_like.run.trainer_restarts import StartedTrainer, train_to_the_end
 from areal_like.run.training import train
 
 
@@ -27,7 +27,7 @@ from areal_like.run.training import train
 class Run:
     """The parts that every attempt to train shares."""
 
-    cluster: Cluster
+    cluster: RunCluster
     job: Job
     models: Mapping[TrainerRole, Path]
     view: View
@@ -39,7 +39,7 @@ async def train_on(run: Run, trainers: Trainers, opened: RunDirectory) -> None:
     config = run.job.config
     place = opened  # of the present attempt
 
-    async def restart(_: WorkerError) -> Attempt:
+    async def restart(_: WorkerError) -> StartedTrainer:
         nonlocal place
         _end_trainers(run)
         here = await _fitting(run)
@@ -85,7 +85,7 @@ async def _start_trainers(run: Run, opened: RunDirectory) -> Trainers:
     return Trainers(trainers, reference)
 
 
-async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> Attempt:
+async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> StartedTrainer:
     recovery = opened.recovery(run.job.config, saved_trainers(run.job.config, trainers.roles))
 
     async def settle() -> None:
@@ -94,7 +94,7 @@ async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> Attemp
             await recovery.settle()
 
     groups = [trainer.ranks for trainer in trainers.roles.values()]
-    return Attempt(
+    return StartedTrainer(
         groups,
         await run.cluster.beats(groups),
         lambda: train(run.cluster, run.job, run.view, run.serving, trainers, opened, Stop(recovery, run.view.say)),

@@ -1,4 +1,5 @@
-"""Statistics of a batch of trajectories: rewards, lengths, staleness, and what servers returned beside tokens."""
+"""Statistics of a batch of trajectories: rewards, lengths, staleness, and values that servers returned beside
+tokens."""
 
 from collections.abc import Sequence
 
@@ -59,7 +60,7 @@ def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _find_routed(item: Trajectory) -> NDArray[np.bool]:
-    """Return which generated tokens have log-probs of known experts: those of the token before."""
+    """Return the mask of generated tokens with log-probs of known experts, the previous token's."""
     told = item.generated[1:]
     return np.zeros(int(told.sum()), bool) if item.routes is None else known_routes(item.routes)[:-1][told]
 

@@ -35,7 +35,7 @@ def make_collector(
     teacher: Teacher | None = None,
     results: PromptResults | None = None,
 ) -> Collector:
-    """Return what keeps the run's groups generating."""
+    """Return the collector of the run's groups."""
     config = job.config
     train_data, n_samples = config.train_dataset, config.gconfig.n_samples
     most = config.rollout.max_concurrent_rollouts
@@ -79,13 +79,13 @@ def _sampling(job: Job) -> Sampling:
 
 
 def plain_stream(job: Job) -> PromptStream:
-    """Return the stream of the training prompts, whatever their results."""
+    """Return the stream of the training prompts, independent of their results."""
     data = job.config.train_dataset
     return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
 
 
 def spare_groups(config: RunConfig) -> int:
-    """Return how many groups may start beyond those that are trained."""
+    """Return how many groups may start beyond the trained ones."""
     return math.ceil(config.rollout.oversampling * config.train_dataset.batch_size)
 
 

@@ -203,7 +203,7 @@ async def _take(directory: Path, view: View) -> Ownership:
 
 
 def _describe_owner(directory: Path, found: Sequence[Process]) -> str:
-    """Return the message about a run that has not ended, with those that have its lock, or the last that had it."""
+    """Return the message about an unfinished run, with the present or last holders of its lock."""
     last = last_owner(directory)
     who, end = describe_holders(found) if found else (describe_owner(last[1] if last else None), "End it")
     fact = f"{directory.parent} belongs to a run that has not ended: {who}. Each run needs a directory of its own"

@@ -23,7 +23,7 @@ class EvaluationSet:
 
 
 @dataclass(frozen=True)
-class Result:
+class SetResult:
     """Result of one set: `mean` is mean@n, `pass_at` has pass@k by k, `trajectories` are all of them.
 
     `mean` is None where not a single response was judged.
@@ -43,7 +43,7 @@ class Result:
 
 @dataclass(eq=False)
 class Evaluator:
-    """The sets of a run by name; `tokens` counts what was generated for them."""
+    """The sets of a run by name; `tokens` counts their generated tokens."""
 
     config: EvaluatorConfig
     sets: Mapping[str, EvaluationSet]
@@ -57,12 +57,12 @@ class Evaluator:
             return self.config.at_start if done == 0 else self.config.at_end
         return self.config.freq_steps is not None and done % self.config.freq_steps == 0
 
-    async def evaluate(self) -> dict[str, Result]:
+    async def evaluate(self) -> dict[str, SetResult]:
         """Evaluate every set with the servers' present weights."""
         results = await asyncio.gather(*(self._evaluate(name, part) for name, part in self.sets.items()))
         return dict(zip(self.sets, results, strict=True))
 
-    async def _evaluate(self, name: str, part: EvaluationSet) -> Result:
+    async def _evaluate(self, name: str, part: EvaluationSet) -> SetResult:
         numbers = range(-len(part.prompts), 0)  # of groups: smaller than any that is trained, and so served first
         with span("evaluation", name):
             groups = await asyncio.gather(*map(part.workflow, part.prompts, numbers))
@@ -72,14 +72,14 @@ class Evaluator:
         self.tokens += generated  # read after the wait: other sets count meanwhile
         judged = [values for values in rewards if values]
         if not judged:
-            return Result(part.n_samples, None, {}, trajectories)
+            return SetResult(part.n_samples, None, {}, trajectories)
         passed = [(len(values), sum(value >= self.config.pass_reward for value in values)) for values in judged]
         mean = float(np.mean([np.mean(values) for values in judged]))
-        return Result(part.n_samples, mean, pass_at(passed, part.n_samples), trajectories)
+        return SetResult(part.n_samples, mean, pass_at(passed, part.n_samples), trajectories)
 
 
 def _of_samples(group: Sequence[Trajectory]) -> list[float]:
-    """Return the rewards of a group's samples, of which some have several trajectories."""
+    """Return the rewards of a group's samples, some may have several trajectories."""
     return list({item.sample: item.reward for item in group if item.reward is not None}.values())
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from areal_like.cluster.shared_files import Need, Sharing
+from areal_like.cluster.shared_files import FileSharing, Need
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.job import Job
 from areal_like.preflight.weights import is_local
 from areal_like.run.lost_nodes import trainer_devices
 
 
-def find_sharing(job: Job, models: Mapping[TrainerRole, Path]) -> Sharing:
+def find_sharing(job: Job, models: Mapping[TrainerRole, Path]) -> FileSharing:
     """Return which nodes have to see the files that the controller writes, and the models that others receive."""
     config, update = job.config, job.config.weight_update
     files = None
@@ -23,7 +23,7 @@ def find_sharing(job: Job, models: Mapping[TrainerRole, Path]) -> Sharing:
     sent = {path for role, path in models.items() if _is_made_or_downloaded(config, role)}
     if config.tokenizer_path and job.tokenizer.directory and not is_local(config.tokenizer_path):
         sent.add(job.tokenizer.directory)
-    return Sharing(everywhere, devices, sorted(sent))
+    return FileSharing(everywhere, devices, sorted(sent))
 
 
 def _trainers_need(config: RunConfig) -> Need | None:

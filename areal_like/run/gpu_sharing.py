@@ -88,7 +88,7 @@ def share_gpus(
     pool: ServerPool,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> tuple[Sharing, WeightSync]:
-    """Return what switches the GPUs (`rollout.sharing`), and the weight transport to use with it."""
+    """Return the object that switches the GPUs (`rollout.sharing`), and the weight transport to use with it."""
     if not config.rollout.alternates:
         return RESIDENT, sync
     alternate = Alternate(sync, trainers, pool, config.weight_update.timeout_s, phase)

@@ -11,12 +11,12 @@ from areal_like.cluster import janitor
 
 CLEAN_UP_S = 120.0  # that the clean-up of a run that was killed may take; it takes seconds
 END_S = 15.0  # that a run may take which is just ending
-FORK_S = 2.0  # for what has just been forked, and holds the lock for a moment
+FORK_S = 2.0  # for a new fork, which holds the lock for a moment
 _kept: set[int] = set()
 
 
 def patience(holders: Sequence[Process]) -> float:
-    """Return how long to wait for those that hold the lock: only a run's janitor certainly ends by itself."""
+    """Return how long to wait for the lock's holders: only a run's janitor certainly ends by itself."""
     ours = [_is_janitor(process) for process in holders]
     if all(ours):  # also where there are none, as the holder is on another host
         return CLEAN_UP_S
@@ -32,7 +32,7 @@ def describe_holders(holders: Sequence[Process]) -> tuple[str, str]:
 
 @contextmanager
 def kept_from_forks(descriptor: int) -> Iterator[None]:
-    """Have forks of this process not hold a lock: one that outlives it would keep the run's directory."""
+    """Release the lock in forks of this process: a fork that outlives it would keep the run's directory."""
     _kept.add(descriptor)
     try:
         yield

@@ -32,7 +32,7 @@ async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequ
     batch = batch_of(scored, version=0)
     behaviour, mask = batch.fields["behaviour_logprobs"], batch.fields["loss_mask"] > 0
     trained = await trainer.log_probs(batch, config.gconfig.temperature)
-    compared = mask & ~np.isnan(behaviour)  # those of data are not known (Rollout.given)
+    compared = mask & ~np.isnan(behaviour)  # tokens of data have unknown ones (Rollout.given)
     if not compared.any():
         return
     distance = np.abs(trained - behaviour)

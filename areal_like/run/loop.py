@@ -38,7 +38,7 @@ class Parts:
     collector: AnyCollector
     evaluator: Evaluator
     models: Models = field(default_factory=Models)
-    statistics: Sequence[Callable[[], Mapping[str, float]]] = ()  # since the last call, of what the parts use
+    statistics: Sequence[Callable[[], Mapping[str, float]]] = ()  # since the last call, of the parts' helpers
     hooks: Sequence[Hook] = ()  # of capabilities
     load: Callable[[], Mapping[str, float]] = dict  # of the servers, now
     recovery: Recovery | None = None
@@ -50,7 +50,7 @@ class Parts:
 async def reinforce(
     config: RunConfig, parts: Parts, steps: int, record: Record, resumed: RunState | None = None
 ) -> None:
-    """Train up to version `steps`, from version 0 or that of a resumed run, which the servers already hold.
+    """Train up to version `steps`, from version 0 or a resumed run's version, which the servers already hold.
 
     A batch without any reward skips the optimizer: its version is published with unchanged weights, so that admitted
     samples stay within the staleness bound. Raises RewardsMissing after more than `reward.max_missing_batches` such
@@ -178,7 +178,7 @@ async def _publish(
 
 
 async def _follow(parts: Parts, step: TrainingStep, record: Record) -> None:
-    """Update what follows the policy: the reference where it is due, and what capabilities have."""
+    """Update the policy's followers: the reference if it is due, and the models of capabilities."""
     reference = parts.models.reference
     if reference and reference.due(step.done):
         with record.phase("reference update"):

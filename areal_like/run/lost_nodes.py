@@ -10,7 +10,7 @@ from areal_like.cluster.heartbeat import accepts
 
 if TYPE_CHECKING:
     from allocation.plan import Device
-    from areal_like.cluster.run import Cluster
+    from areal_like.cluster.run import RunCluster
     from areal_like.job import Job
 
 POLL_S = 1.0
@@ -21,7 +21,7 @@ def trainer_devices(job: Job) -> list[Device]:
     return sorted({device for role in job.config.roles for device in job.plan.engine(role).devices})
 
 
-async def find_lost_devices(cluster: Cluster, devices: Sequence[Device], answer_s: float) -> list[Device]:
+async def find_lost_devices(cluster: RunCluster, devices: Sequence[Device], answer_s: float) -> list[Device]:
     """Return the devices whose node has left the cluster or does not answer."""
     groups = _by_node(cluster, devices)
     there = await asyncio.gather(*(_is_there(cluster, part[0], answer_s) for part in groups))
@@ -29,7 +29,7 @@ async def find_lost_devices(cluster: Cluster, devices: Sequence[Device], answer_
 
 
 async def regain(
-    cluster: Cluster, devices: Sequence[Device], answer_s: float, *, uses_gpus: bool, say: Callable[[str], None]
+    cluster: RunCluster, devices: Sequence[Device], answer_s: float, *, uses_gpus: bool, say: Callable[[str], None]
 ) -> None:
     """Wait without a limit until the node of each device answers: the same one, or one onto which Ray has moved it."""
     for part in _by_node(cluster, devices):
@@ -54,19 +54,19 @@ def map_devices(job: Job, devices: Sequence[Device], lost: Collection[Device]) -
     return dict(zip(trainer_devices(job), left, strict=False))
 
 
-async def _is_there(cluster: Cluster, device: Device, answer_s: float) -> bool:
+async def _is_there(cluster: RunCluster, device: Device, answer_s: float) -> bool:
     """Return whether a device is still on the node that it was on, and the node answers."""
     node = await cluster.locate(device)
     same = node is not None and node[0] == cluster.placement.slots[device].node_id
     return same and node is not None and await accepts(node[1], answer_s)
 
 
-async def _answers_now(cluster: Cluster, device: Device, answer_s: float) -> bool:
+async def _answers_now(cluster: RunCluster, device: Device, answer_s: float) -> bool:
     node = await cluster.locate(device)
     return node is not None and await accepts(node[1], answer_s)
 
 
-def _by_node(cluster: Cluster, devices: Sequence[Device]) -> list[list[Device]]:
+def _by_node(cluster: RunCluster, devices: Sequence[Device]) -> list[list[Device]]:
     slots = cluster.placement.slots
     bundles = dict.fromkeys(slots[device].bundle for device in devices)
     return [[device for device in devices if slots[device].bundle == bundle] for bundle in bundles]

@@ -146,7 +146,7 @@ def split(trajectories: list[Trajectory], policies: Mapping[str, Policy]) -> dic
 
 
 def describe_batch(trajectories: list[Trajectory], policies: Mapping[str, Policy], version: int) -> dict[str, float]:
-    """Return the statistics of a batch, and by `NAME/` those of each of several adapters."""
+    """Return the statistics of a batch, and by `NAME/` each of several adapters' own."""
     found = describe(trajectories, version)
     for name, own in split(trajectories, policies).items() if "" not in policies else ():
         found |= {f"{name}/{tag}": value for tag, value in describe(own, version).items()}

@@ -38,7 +38,7 @@ class Groups(Protocol):
 class PromptResults:
     """Uses of results by prompt: the `stream`, if it is a Curriculum, and `values` of single rollouts.
 
-    Both are functions of the steps that were observed, so a resumed run observes those of its journal.
+    Both are functions of the steps that were observed, so a resumed run observes its journal's steps.
     """
 
     stream: PromptStream

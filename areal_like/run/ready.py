@@ -25,7 +25,7 @@ class Scoring(NamedTuple):
 class Serving:
     """The servers and their clients, which outlive a trainer.
 
-    `scoring` is that of several adapters by name, or that of the run by "".
+    `scoring` has several adapters' scoring by name, or the run's by "".
     """
 
     pool: ServerPool

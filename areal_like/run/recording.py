@@ -11,7 +11,7 @@ from allocation.diagnostics import render
 from allocation.views.svg import plan_svg
 from areal_like.config.load import dump
 from areal_like.job import Job
-from areal_like.metrics.advice import Advice, Layout
+from areal_like.metrics.advice import Advice, GpuSplit
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
@@ -39,7 +39,7 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
 
 
 def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
-    """Return what takes the numbers of each step; those of `void_from` and later steps so far are void."""
+    """Return the writers of each step's numbers; present numbers of `void_from` and later steps are void."""
     return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
 
 
@@ -66,7 +66,7 @@ def advice(job: Job, view: View) -> list[Advice]:
     if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
         return []
     together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
-    layout = Layout(
+    layout = GpuSplit(
         servers=len(rollout.devices),
         trainer=len(actor.devices),
         server_unit=len(rollout.devices) // rollout.sizes.dp,

@@ -24,7 +24,7 @@ async def make_scoring(
     model: Judge | None,
     chat: ChatJudge | None,
 ) -> AsyncIterator[Mapping[str, Scoring]]:
-    """Yield the scoring of each adapter by its name, that of a run without several adapters by ""."""
+    """Yield the scoring of each adapter by its name, a run without several adapters uses ""."""
     spec, found = job.models.get("actor"), dict[str, Scoring]()
     vocab_size = spec.vocab_size if spec else None
     async with AsyncExitStack() as entered:

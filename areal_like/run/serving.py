@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from areal_like.cluster.interfaces import own_host
-from areal_like.cluster.run import Cluster
+from areal_like.cluster.run import RunCluster
 from areal_like.config.schema import OWN_FILES, RunConfig
 from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
@@ -51,7 +51,7 @@ async def watched_scorers(
 
 
 @asynccontextmanager
-async def make_file_source(cluster: Cluster, config: RunConfig) -> AsyncIterator[FileSource | None]:
+async def make_file_source(cluster: RunCluster, config: RunConfig) -> AsyncIterator[FileSource | None]:
     """Yield where servers download weights, None if they do not (`weight_update.url`)."""
     update, directory = config.weight_update, cluster.shared_dir
     if update.url is None or update.mode != "disk":

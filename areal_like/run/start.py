@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
-from areal_like.cluster.run import Cluster
+from areal_like.cluster.run import RunCluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
     SCORERS,
@@ -40,7 +40,7 @@ from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 
 
-async def start_trainer(cluster: Cluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
+async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
     """Start all ranks of a role and load the model."""
     plan, limit = job.plan.engine(role), job.config.roles[role].timeout_s
     ranks = await cluster.start_group(
@@ -85,25 +85,25 @@ def _initial_weights(config: EngineConfig) -> Path | None:
 
 
 def _lora(actor: ActorConfig) -> LoRA | None:
-    """Return the actor's adapters, if these are what is trained."""
+    """Return the actor's adapters, if they are trained."""
     return LoRA(actor.lora_rank, actor.lora_alpha, tuple(actor.target_modules)) if actor.use_lora else None
 
 
 def carry_user_code(algorithm: Algorithm) -> None:
-    """Have Ray send a user's losses to the ranks by value: these cannot import the file that they come from."""
+    """Register a user's losses with Ray by value: ranks cannot import the user's file."""
     from ray.cloudpickle import register_pickle_by_value
 
     for module in algorithm.user_modules:
         register_pickle_by_value(module)
 
 
-def make_reference(cluster: Cluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
+def make_reference(cluster: RunCluster, job: Job, trainers: Mapping[TrainerRole, Trainer]) -> Reference | None:
     """Start the reference, if the run has one."""
     section, actor = job.config.ref, trainers["actor"]
     return Reference(section, trainers.get("ref", actor), actor, cluster.shared_dir) if section else None
 
 
-async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
+async def start_servers(cluster: RunCluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
     """Start all servers; return them ready for requests, and their URLs."""
     devices = [server.devices for server in job.plan.engine("rollout").servers]
     servers = await _server_actors(cluster, job, model, devices)
@@ -111,7 +111,7 @@ async def start_servers(cluster: Cluster, job: Job, model: Path) -> tuple[Worker
 
 
 def make_supervisor(
-    cluster: Cluster, job: Job, model: Path, servers: WorkerGroup, pool: ServerPool, say: Callable[[str], None]
+    cluster: RunCluster, job: Job, model: Path, servers: WorkerGroup, pool: ServerPool, say: Callable[[str], None]
 ) -> ServerSupervisor:
     """Return the server supervisor; with time-shared GPUs it never restarts a server, which would find no memory."""
     rollout = job.config.rollout
@@ -128,7 +128,7 @@ def make_supervisor(
 
 @asynccontextmanager
 async def _replaced_server(
-    cluster: Cluster, job: Job, model: Path, say: Callable[[str], None], rank: int
+    cluster: RunCluster, job: Job, model: Path, say: Callable[[str], None], rank: int
 ) -> AsyncIterator[WorkerGroup]:
     """Yield a new actor for a server of the layout: on its GPUs while their node lives, else wherever there is room."""
     devices = job.plan.engine("rollout").servers[rank].devices
@@ -153,7 +153,7 @@ def _one_server(job: Job) -> Plan:
 
 
 async def _server_actors(
-    cluster: Cluster, job: Job, model: Path, devices: Sequence[Sequence[Device]], first_rank: int = 0
+    cluster: RunCluster, job: Job, model: Path, devices: Sequence[Sequence[Device]], first_rank: int = 0
 ) -> WorkerGroup:
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, sizes = job.config, job.plan.engine("rollout").sizes
@@ -185,7 +185,7 @@ class Scorer:
 
 
 async def start_scorer(
-    cluster: Cluster, job: Job, role: str, section: RewardModelConfig | TeacherConfig | ChatJudgeConfig
+    cluster: RunCluster, job: Job, role: str, section: RewardModelConfig | TeacherConfig | ChatJudgeConfig
 ) -> Scorer:
     """Start the servers of the reward model, of the teacher or of the judge."""
     plan, limit = job.plan.engine(role), job.config.rollout.startup_timeout_s
@@ -209,7 +209,7 @@ async def start_scorer(
 
 
 def weight_sync(
-    cluster: Cluster,
+    cluster: RunCluster,
     job: Job,
     trainer: Trainer,
     pool: ServerPool,

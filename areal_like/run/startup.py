@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from areal_like.cluster.run import Cluster
+from areal_like.cluster.run import RunCluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.events import span
@@ -36,7 +36,7 @@ class StartupTimes:
 
 
 async def start_all(
-    cluster: Cluster,
+    cluster: RunCluster,
     job: Job,
     models: Mapping[TrainerRole, Path],
     opened: RunDirectory,
@@ -63,7 +63,7 @@ async def start_all(
     return trainers, reference, servers, urls
 
 
-async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
+async def _trainers(cluster: RunCluster, job: Job, models: Mapping[TrainerRole, Path]) -> dict[TrainerRole, Trainer]:
     """Start the trainers of all roles side by side."""
     for each in job.adapters or [job]:
         carry_user_code(each.algorithm)
@@ -75,7 +75,7 @@ async def _trainers(cluster: Cluster, job: Job, models: Mapping[TrainerRole, Pat
 
 
 async def ready_trainers(
-    cluster: Cluster,
+    cluster: RunCluster,
     job: Job,
     models: Mapping[TrainerRole, Path],
     opened: RunDirectory,

@@ -1,4 +1,4 @@
-"""The startup report: what runs where, what each rank holds, its environment, and how a batch is split."""
+"""The startup report: the placement of processes, each rank's parameters and environment, and the split of a batch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def _describe_routes(job: Job) -> Iterator[str]:
 
 
 def _dimensions(plan: EnginePlan) -> str:
-    """Return the parallel sizes of a layout, those of the expert grid included."""
+    """Return the parallel sizes of a layout, including the expert grid."""
     sizes = plan.sizes
     text = f"DP {sizes.dp}, TP {sizes.tp}, PP {sizes.pp}, CP {sizes.cp}"
     if sizes.vpp > 1:
@@ -54,7 +54,7 @@ def _dimensions(plan: EnginePlan) -> str:
 
 
 def _parameters(model: ModelSpec | None, plan: EnginePlan, overrides: dict[str, object], *, predicts: bool) -> str:
-    """Return the largest parameter count of a rank, and that of the model, with the layer for multi-token prediction
+    """Return the largest parameter count of a rank, and of the model, with the layer for multi-token prediction
     if it `predicts`."""
     if model is None:  # on the hub, not downloaded yet
         return ""

@@ -129,7 +129,7 @@ def mean(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def mean_of_shares(shares: Mapping[str, Share]) -> dict[str, float]:
-    """Return the statistics of a step: those of its policy, or means over adapters and each one's by `NAME/`."""
+    """Return the statistics of a step: its policy's, or means over adapters and each one's by `NAME/`."""
     if "" in shares:
         return dict(shares[""].stats)
     found = {name: share.stats for name, share in shares.items() if share.stats}

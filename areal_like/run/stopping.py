@@ -18,7 +18,7 @@ class Stop:
 
     @contextmanager
     def accept(self) -> Iterator[None]:
-        """Have the first Ctrl-C in the block ask for the checkpoint; the second one ends the run at once."""
+        """Handle Ctrl-C in the block: the first one requests a checkpoint, the second one ends the run at once."""
         if self.recovery is None:
             yield
             return

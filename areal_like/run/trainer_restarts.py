@@ -19,7 +19,7 @@ SILENCE = 1.5  # times `cluster.host_timeout_s`: until a lost host has been sile
 
 
 @dataclass(eq=False)
-class Attempt:
+class StartedTrainer:
     """A started trainer: the ranks of all roles, the URL at which each host answers, and its training.
 
     `settle` returns when the attempt no longer writes to the run's directory.
@@ -50,8 +50,8 @@ class Budget:
 
 
 async def train_to_the_end(
-    attempt: Attempt,
-    restart: Callable[[WorkerError], Awaitable[Attempt]],
+    attempt: StartedTrainer,
+    restart: Callable[[WorkerError], Awaitable[StartedTrainer]],
     most: int,
     host_timeout_s: float | None,
     say: Callable[[str], None],
@@ -76,10 +76,10 @@ async def train_to_the_end(
 
 async def _restart(
     lost: WorkerError,
-    restart: Callable[[WorkerError], Awaitable[Attempt]],
+    restart: Callable[[WorkerError], Awaitable[StartedTrainer]],
     budget: Budget,
     say: Callable[[str], None],
-) -> Attempt:
+) -> StartedTrainer:
     """Return the next attempt; ranks that are lost while they start are started again, as often as allowed."""
     while True:
         limit = f"recover.restarts_per_hour={budget.most}"
@@ -99,7 +99,7 @@ async def _restart(
 
 
 @asynccontextmanager
-async def hosts_watched(attempt: Attempt, host_timeout_s: float | None) -> AsyncIterator[None]:
+async def hosts_watched(attempt: StartedTrainer, host_timeout_s: float | None) -> AsyncIterator[None]:
     """Raise WorkerError in an ExceptionGroup when a host of the trainer is silent while the body runs."""
     async with asyncio.TaskGroup() as tasks:
         watching = [] if host_timeout_s is None else [tasks.create_task(_watch_hosts(attempt, host_timeout_s))]
@@ -109,7 +109,7 @@ async def hosts_watched(attempt: Attempt, host_timeout_s: float | None) -> Async
 
 
 async def find_lost(
-    failure: RunError | ExceptionGroup, attempt: Attempt, host_timeout_s: float | None
+    failure: RunError | ExceptionGroup, attempt: StartedTrainer, host_timeout_s: float | None
 ) -> WorkerError | None:
     """Return the loss of a trainer rank that explains a failure; None where all ranks are there.
 
@@ -145,7 +145,7 @@ async def _ask(group: WorkerGroup, limit_s: float) -> WorkerError | None:
     return None
 
 
-async def _ask_hosts(attempt: Attempt, host_timeout_s: float, limit_s: float) -> WorkerError | None:
+async def _ask_hosts(attempt: StartedTrainer, host_timeout_s: float, limit_s: float) -> WorkerError | None:
     try:
         async with asyncio.timeout(limit_s):
             await _watch_hosts(attempt, host_timeout_s)
@@ -156,7 +156,7 @@ async def _ask_hosts(attempt: Attempt, host_timeout_s: float, limit_s: float) ->
     return None
 
 
-async def _watch_hosts(attempt: Attempt, host_timeout_s: float) -> None:
+async def _watch_hosts(attempt: StartedTrainer, host_timeout_s: float) -> None:
     """Raise WorkerError, in an ExceptionGroup, for the first host that is silent for too long."""
 
     async def watch(host: str, url: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from areal_like.capability import Started, make_hooks
-from areal_like.cluster.run import Cluster
+from areal_like.cluster.run import RunCluster
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.rollout.token_ledger import token_ledger
@@ -24,7 +24,7 @@ from areal_like.weights.sync import publish
 
 
 async def train(
-    cluster: Cluster,
+    cluster: RunCluster,
     job: Job,
     view: View,
     serving: Serving,

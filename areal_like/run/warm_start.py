@@ -21,7 +21,7 @@ SHOW_S = 5.0  # between two lines of progress
 async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     """Train until the expected evaluation reward is reached, or for `warm_start.steps` optimizer steps.
 
-    The answers are data, which is fitted at temperature 1; the reward is that of sampling (`gconfig.temperature`).
+    The answers are data, which is fitted at temperature 1; the reward belongs to sampling (`gconfig.temperature`).
     """
     config, temperature = job.config.warm_start, job.config.gconfig.temperature
     if config is None:
@@ -50,7 +50,7 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
 
 
 async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) -> float:
-    """Mean probability of a whole reference response: what a verifier that accepts nothing else would give."""
+    """Mean probability of a whole reference response: the reward of a verifier that accepts nothing else."""
     logprobs = await trainer.log_probs(batch, temperature) * batch.fields["loss_mask"]
     sequence = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
     return float(np.exp(np.bincount(sequence, logprobs)).mean())

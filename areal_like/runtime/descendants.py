@@ -24,7 +24,7 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the system kill this process when the thread of process `parent` that started it ends."""
+    """Ask the kernel to kill this process when the thread of process `parent` that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)

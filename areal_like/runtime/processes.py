@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from areal_like.runtime.frames import Kind, NotPlain, plain
-from areal_like.runtime.remote import Attempt, Call, Interrupted, Lane, Limits, Worker
+from areal_like.runtime.remote import Call, CallStart, Interrupted, Lane, Worker, WorkerLimits
 from areal_like.runtime.watch import watch
-from areal_like.runtime.worker import Settings
+from areal_like.runtime.worker import WorkerSettings
 from areal_like.runtime.workers import Workers
 
 LEAST_S = 0.1
@@ -45,15 +45,15 @@ async def in_loop[T](loop: asyncio.AbstractEventLoop, body: Coroutine[Any, Any, 
 class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
     """A fixed number of worker processes; `async with` starts them without waiting and ends them with their children.
 
-    `entry` and `start` are those of Settings. The output of calls goes to `log`; `say` receives messages for the user,
+    WorkerSettings define `entry` and `start`. The output of calls goes to `log`; `say` receives messages for the user,
     in another thread. A thread with its own event loop serves the connections, so that neither side waits for the loop
     of the run.
     """
 
     def __init__(
-        self, entry: str, start: bytes, limits: Limits, say: Callable[[str], object], log: Path | None = None
+        self, entry: str, start: bytes, limits: WorkerLimits, say: Callable[[str], object], log: Path | None = None
     ) -> None:
-        self._settings = Settings(tuple(sys.path), entry, start, limits.memory_mb)
+        self._settings = WorkerSettings(tuple(sys.path), entry, start, limits.memory_mb)
         self._limits, self._say, self._log = limits, say, log
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="user processes", daemon=True)
@@ -68,7 +68,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
 
-    async def call(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+    async def call(self, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:
         """Return a call's outcome; `timeout_s` starts when a worker receives the call.
 
         `begin` returns an Attempt for each start, in the workers' thread. Raises TimeLimit, CancelledWithin,
@@ -114,7 +114,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         await self._workers.close()
         self._files.close()
 
-    async def _call(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+    async def _call(self, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:
         times, suspect = 0, False
         while True:
             try:
@@ -124,7 +124,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
             except Interrupted as interrupted:
                 times, suspect = times + 1, interrupted.suspect
 
-    async def _call_alone(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+    async def _call_alone(self, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:
         """Run a call alone in a worker; the next suspect uses the same worker if it is unharmed."""
         self._suspects += 1
         try:
@@ -136,7 +136,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         finally:
             self._alone.release()
 
-    async def _on_own_worker(self, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+    async def _on_own_worker(self, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:
         worker = self._idle.pop() if self._idle else await self._workers.start(alone=True)
         try:
             while not worker.ready or worker.over:
@@ -161,7 +161,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 return min(lanes, key=lambda pair: pair[1].load)
             await self._workers.change()
 
-    async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], Attempt], timeout_s: float) -> Outcome:
+    async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:
         call = Call(next(NUMBERS), begin(), self._loop.create_future())
         lane.calls[call.number], failed = call, None
         lane.frames.send(Kind.CALL, call.number, call.attempt.request)
@@ -192,7 +192,7 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
         return outcome
 
     async def _limit(self, result: asyncio.Future[bytes], lane: Lane, timeout_s: float) -> bytes:
-        """Wait for a result, not counting time in which its loop was blocked, for example by another call's code."""
+        """Wait for a result, not counting time when its loop was blocked, for example by another call's code."""
         began, stood_still = time.monotonic(), lane.stood_still_s
         left_s = timeout_s
         while not result.done():

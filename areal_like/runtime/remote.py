@@ -15,7 +15,7 @@ FAILED_S = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class WorkerLimits:
     """Numbers of workers and of their event loops, and the limits that end a worker."""
 
     workers: int
@@ -40,7 +40,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class CallStart:
     """One start of a call: the request to the worker, and the function that answers its questions (method and body)."""
 
     request: bytes
@@ -52,7 +52,7 @@ class Call:
     """A call that a worker has."""
 
     number: int
-    attempt: Attempt
+    attempt: CallStart
     result: asyncio.Future[bytes]
     answers: dict[int, asyncio.Task[None]] = field(default_factory=dict)  # in progress, by question
 

@@ -1,4 +1,4 @@
-"""The parent of worker processes: kills everything they start, whatever its session, group or environment.
+"""The parent of worker processes: kills everything they start, in any session, group or environment.
 
 Its argument is a descriptor: a packet socket to the process that started it. It is the subreaper of all workers: an
 orphan below a worker becomes a child of the worker, and an orphan of a dead worker becomes a child of this process,

@@ -15,7 +15,7 @@ from areal_like.runtime.remote import Lane, Worker
 from areal_like.runtime.worker import DUMP, PULSE
 from areal_like.runtime.workers import Workers
 
-START_S = 300.0  # for a worker to import what it runs
+START_S = 300.0  # for a worker to import its code
 TICK_S = 0.1
 LEFT_S = 30.0  # for the code of an ended call to stop
 SAMPLE_S = 0.5  # during which a computing thread uses processor time
@@ -27,7 +27,7 @@ _NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workf
 
 
 async def watch(workers: Workers) -> None:
-    """Check every worker at intervals; only time in which this process itself ran counts."""
+    """Check every worker at intervals; only time when this process itself ran counts."""
     last = time.monotonic()
     for ticks in itertools.count():
         await asyncio.sleep(TICK_S)

@@ -99,7 +99,7 @@ def main() -> None:
 
 
 class Watch:
-    """The watchdog of one process. Only time in which the watchdog itself ran counts."""
+    """The watchdog of one process. Only time when the watchdog itself ran counts."""
 
     def __init__(self, parent: int, beats: int, log: Path, blocked_s: float, signal_s: float) -> None:
         self._parent, self._beats, self._log, self._blocked_s, self._signal_s = parent, beats, log, blocked_s, signal_s

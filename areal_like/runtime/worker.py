@@ -37,14 +37,14 @@ FAILED = 70  # exit code of a worker whose loop failed, for example by a closed 
 MB = 1 << 20
 # Made before a call's code can damage `pickle`.
 DAMAGED = pickle.dumps((False, "raised", "its worker is damaged, for example by another call that replaced a function"))
-UNUSED_MB = 1024  # for the stacks of threads and for what libraries reserve, which count but take no memory
+UNUSED_MB = 1024  # for stacks of threads and reservations of libraries, which count but take no memory
 
 _call: contextvars.ContextVar[int] = contextvars.ContextVar("call", default=0)
 _is_fork = False  # this process was forked by a call
 
 
 @dataclass(frozen=True)
-class Settings:
+class WorkerSettings:
     """A worker's settings from the main process: its search path, the code that runs calls, and its memory in MB.
 
     `entry` is `module:name` of a function from `start` to a Handler.
@@ -74,7 +74,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(DUMP, file=sys.stderr, all_threads=True)
     described, shared, *connections = map(int, descriptors)
-    settings: Settings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
+    settings: WorkerSettings = pickle.loads(os.pread(described, os.fstat(described).st_size, 0))  # noqa: S301  # of its parent
     sys.path[:] = settings.path
     marks = Marks(shared)
     for descriptor in (described, shared):
@@ -263,7 +263,7 @@ class _Loop:
         result = b""  # of a cancelled call
         try:
             result = await self._handler(body, partial(self._ask, number), partial(self._ask_now, number))
-        except Exception:  # noqa: BLE001 - a call's code has damaged what the handler needs, such as `pickle`
+        except Exception:  # noqa: BLE001 - a call's code has damaged modules of the handler, such as `pickle`
             result = DAMAGED
         finally:
             del self._tasks[number]

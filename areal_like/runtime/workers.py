@@ -22,8 +22,8 @@ from areal_like.runtime import warden
 from areal_like.runtime import worker as worker_module
 from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind
 from areal_like.runtime.marks import Marks, shared_memory
-from areal_like.runtime.remote import Call, EndedWorker, Interrupted, Lane, Limits, Worker
-from areal_like.runtime.worker import END_S, FAILED, Settings
+from areal_like.runtime.remote import Call, EndedWorker, Interrupted, Lane, Worker, WorkerLimits
+from areal_like.runtime.worker import END_S, FAILED, WorkerSettings
 
 LOST_S = 5.0  # for a worker with a closed connection to end
 WARDEN_S = 10.0  # for the warden to kill everything
@@ -38,7 +38,7 @@ class Workers:
     `failure` is the reason why no further workers start.
     """
 
-    def __init__(self, settings: Settings, limits: Limits, log: Path, say: Callable[[str], object]) -> None:
+    def __init__(self, settings: WorkerSettings, limits: WorkerLimits, log: Path, say: Callable[[str], object]) -> None:
         self.limits, self.log, self.say = limits, log, say
         self.all: list[Worker] = []
         self.changed = asyncio.Event()

@@ -21,7 +21,7 @@ class Ahead:
 
 
 def find_ahead(places: NDArray[np.int64], batch: Batch, wanted: NDArray[np.bool]) -> Ahead:
-    """Return what follows the tokens at some places of a batch, -1 for padding; targets are among the `wanted` tokens.
+    """Return the tokens after some places of a batch, -1 for padding; targets are among the `wanted` tokens.
 
     The tokens that follow may be on another rank. Prompts are not shared.
     """

@@ -201,9 +201,10 @@ class BaseEngine(ABC):
     def _loss(
         self, loss: LossSpec, batch: Batch, micro_batch: DeviceBatch, outputs: Sequence[Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the sum of a micro-batch's loss, and its sums for `_means`.
+        """Return the loss sum of a micro-batch, and the sums that `_means` needs.
 
-        `outputs` are log-probs and entropies, each `[rows]`, and those of choices `[rows, k]`; or a critic's values.
+        `outputs` are log-probs and entropies, each `[rows]`, and log-probs of choices `[rows, k]`; or a critic's
+        values.
         """
         sequences = Sequences(micro_batch.sequences, len(batch.lengths), self._sum_over_context)
         nothing = outputs[0].new_empty(0)

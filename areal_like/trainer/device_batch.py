@@ -88,13 +88,13 @@ class DeviceBatch:
         return temperature if own is None else torch.where(own > 0, own, temperature)
 
     def one_ahead(self) -> "DeviceBatch":
-        """Return the micro-batch whose rows and labels are those of a layer for multi-token prediction."""
+        """Return the micro-batch with the rows and labels of a layer for multi-token prediction."""
         assert self.ahead is not None
         rows = {"rows": self.ahead.rows, "labels": self.ahead.labels, "own_temperatures": self.ahead.temperatures}
         return replace(self, **rows, support=None, expand=None, choices=None)
 
     def of_tokens(self, of_rows: Tensor) -> Tensor:
-        """Return values `[rows, …]` as those of the wanted tokens, `[n, …]`."""
+        """Return values `[rows, …]` of the wanted tokens, `[n, …]`."""
         return of_rows if self.expand is None else of_rows.index_select(0, self.expand)
 
 
@@ -131,7 +131,7 @@ class DeviceBatches:
 
 
 def find_generated(batch: Batch) -> NDArray[np.bool]:
-    """Return where log-probs are of use, `[tokens]`: what a policy generated, or everything in other batches."""
+    """Return the mask of tokens with useful log-probs, `[tokens]`: generated tokens, or all in other batches."""
     mask = batch.fields.get("loss_mask")
     return np.ones(len(batch.tokens), bool) if mask is None else mask > 0
 

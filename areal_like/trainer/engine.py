@@ -26,7 +26,7 @@ PARTS: tuple[Part, ...] = ("params", "grads", "optimizer")
 
 
 class NonFiniteError(ArithmeticError):
-    """Loss or gradient norm was inf or nan in too many steps in a row; the weights are those of the last good one."""
+    """Loss or gradient norm was inf or nan in too many steps in a row; the weights come from the last good one."""
 
 
 class RoleError(ValueError):
@@ -88,7 +88,7 @@ class TrainEngine(Protocol):
         """
 
     def select(self, adapter: str) -> None:
-        """Have all later calls use this adapter of `spec.adapters`, with its own optimizer state and schedule.
+        """Use this adapter of `spec.adapters` in all later calls, with its own optimizer state and schedule.
 
         Raises RoleError for an engine without it. `save` and `load` include all of them.
         """
@@ -115,7 +115,7 @@ class TrainEngine(Protocol):
         """Wait for all ranks' shares and complete the checkpoint. Raises OSError as `is_saved`."""
 
     def load(self, path: Path) -> None:
-        """Load what `save` wrote. Raises FileNotFoundError if `path` has no checkpoint."""
+        """Load a checkpoint of `save`. Raises FileNotFoundError if `path` has no checkpoint."""
 
     def offload(self, parts: Collection[Part] = PARTS) -> None:
         """Move parts of the engine from its device to host memory; gradients, which no call leaves behind, are freed.
@@ -124,7 +124,7 @@ class TrainEngine(Protocol):
         """
 
     def onload(self, parts: Collection[Part] = PARTS) -> None:
-        """Move parts back to the device, except those that stay in host memory between calls (`spec.resting`)."""
+        """Move parts back to the device, except parts that stay in host memory between calls (`spec.resting`)."""
 
     def shutdown(self) -> None:
         """Leave the other ranks; the engine cannot be used afterwards."""

@@ -17,7 +17,7 @@ _ATTENTION = {"flash": "100", "fused": "010", "unfused": "001", "local": "000", 
 
 
 def rank_environment(spec: EngineSpec) -> dict[str, str]:
-    """Return variables for each rank of an engine, those of `env_vars` last.
+    """Return variables for each rank of an engine, `env_vars` last.
 
     Sources: Megatron-LM `training/determinism.py`, `training/arguments.py` and (attention)
     `core/models/common/language_module/language_module.py`; Transformer Engine's NVTE_* variables; SGLang

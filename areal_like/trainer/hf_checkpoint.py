@@ -37,7 +37,7 @@ def in_buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[Bu
 
 
 def save_together(path: Path, weights: Iterator[tuple[str, Tensor]], spec: EngineSpec) -> None:
-    """Have rank 0 write the weights that all ranks of an engine gather together."""
+    """Write the weights on rank 0; all ranks of an engine gather them together."""
     if dist.get_rank() == 0:
         dtype = spec.config.dtype
         places = {"tokenizer": spec.tokenizer, "scratch": spec.scratch}
@@ -61,7 +61,7 @@ def write_checkpoint(
 
     `mtp` is whether the weights have the layers for multi-token prediction that the config names.
 
-    The tokenizer's files are those of the directory `tokenizer`, by default `source`. The checkpoint appears under its
+    The tokenizer's files come from the directory `tokenizer`, by default `source`. The checkpoint appears under its
     name only when it is complete; one that is there already is replaced. Until then it is in `scratch`, a directory of
     the same file system, by default beside `path`.
     """

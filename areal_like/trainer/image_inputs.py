@@ -1,4 +1,4 @@
-"""Images as inputs of a model: the pixels of those in a micro-batch, and for each image token the part it stands for.
+"""Images as inputs of a model: the pixels of a micro-batch's images, and for each image token the part it stands for.
 
 Pixels are made in the rank, with transformers' image processor of the model and only for the micro-batch's own images.
 An image that several sequences of a micro-batch have is computed once.
@@ -27,7 +27,7 @@ type RopeIndex = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Picture:
+class ProcessedImage:
     """An image as its processor gives it: arguments of the model, and the number of its tokens."""
 
     arguments: Mapping[str, Tensor]
@@ -38,9 +38,9 @@ class Picture:
 class ImageInputs:
     """The images of a micro-batch.
 
-    `arguments` are those of the model; there is always an image, because ranks compute the tower together. `rows` are
+    `arguments` are passed to the model; there is always an image, because ranks compute the tower together. `rows` are
     the rows of the tower's output that stand for the micro-batch's image tokens, in order; -1 for an image token that a
-    model sampled. `positions` `[4, 1, t]` are those of the text and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
+    model sampled. `positions` `[4, 1, t]` are the text's and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
     """
 
     arguments: Mapping[str, Tensor]
@@ -50,7 +50,7 @@ class ImageInputs:
 
 
 @dataclass(frozen=True)
-class Run:
+class ImageRun:
     """Image tokens of one image, from `start` to before `end` of a sequence."""
 
     start: int
@@ -111,14 +111,14 @@ class ImageReader:
                 tokens[start + run.start : start + run.end] = ~numbers.setdefault(run.image, len(numbers))
         return tokens
 
-    def find_runs(self, tokens: Ints, images: Images, sequence: int = 0) -> list[Run]:
+    def find_runs(self, tokens: Ints, images: Images, sequence: int = 0) -> list[ImageRun]:
         """Return the image tokens of each image of a sequence. Raises ImageError where they do not fit each other."""
-        found, left = list[Run](), list(images)
+        found, left = list[ImageRun](), list(images)
         changes = np.flatnonzero(np.diff(np.concatenate(([False], tokens == self._token, [False]))))
         for start, end in changes.reshape(-1, 2).tolist():
             wanted = self._read_one(left[0], sequence, len(found)).tokens if left else 0
             if end - start == wanted:
-                found.append(Run(start, end, left.pop(0)))
+                found.append(ImageRun(start, end, left.pop(0)))
             elif end - start > SAMPLED:
                 known = f"its image {len(found)} takes {wanted}" if left else f"it has no image after {len(found)}"
                 raise ImageError(
@@ -132,7 +132,7 @@ class ImageReader:
             )
         return found
 
-    def _read_one(self, image: bytes, sequence: int, number: int) -> Picture:
+    def _read_one(self, image: bytes, sequence: int, number: int) -> ProcessedImage:
         try:
             return self.read(image)
         except ImageError as error:
@@ -142,12 +142,12 @@ class ImageReader:
         """Return the tokens of an image."""
         return np.full(self.read(image).tokens, self._token, np.int32)
 
-    def _read(self, image: bytes) -> Picture:
+    def _read(self, image: bytes) -> ProcessedImage:
         given = self._processor(images=[decode(image)], return_tensors="pt")
         arguments = {name: given[name] for name in ("pixel_values", "image_grid_thw") if name in given}
-        return Picture(arguments, tokens_of(self._config, arguments.get("image_grid_thw")))
+        return ProcessedImage(arguments, tokens_of(self._config, arguments.get("image_grid_thw")))
 
-    def _positions(self, tokens: Ints, kinds: NDArray[np.int64], runs: Sequence[Run]) -> NDArray[np.int64]:
+    def _positions(self, tokens: Ints, kinds: NDArray[np.int64], runs: Sequence[ImageRun]) -> NDArray[np.int64]:
         """Return a sequence's positions in time, height and width, `[3, tokens]`."""
         grids = torch.cat([self.read(run.image).arguments["image_grid_thw"] for run in runs])
         ids, types = torch.from_numpy(tokens).long()[None], torch.from_numpy(kinds).int()[None]

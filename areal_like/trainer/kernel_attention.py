@@ -33,7 +33,7 @@ def kernel_attention(
     if sinks is None:
         return attend(query, key, value, *pieces)[..., :size]
     output, total = attend(query, key, value, *pieces, return_aux=AuxRequest(lse=True))
-    # The kernel gives the logarithm of a query's summed scores no gradient; that of `scores` is the same.
+    # The kernel gives the logarithm of a query's summed scores no gradient; `scores` has the same one.
     scores = scale * (query * attend(query.detach(), key.detach(), key, *pieces)).sum(2, dtype=torch.float32)
     total = total.transpose(0, 1) + scores - scores.detach()
     return (output * torch.sigmoid(total - sinks).unsqueeze(2).to(output.dtype))[..., :size]

@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of tokens, from logits whose vocabulary is split over tensor-parallel ranks.
 
 A slice of rows is looked at at a time, and again in backward, where the gradient takes the logits' place, so that
-beside the logits no tensor of their size exists. With the output layer's weight instead of logits, no more logits exist
-than those of a slice (151,936 words x 16,384 tokens in bfloat16 would take 5 GB).
+beside the logits no tensor of their size exists. With the output layer's weight instead of logits, only one slice's
+logits exist (151,936 words x 16,384 tokens in bfloat16 would take 5 GB).
 """
 
 from collections.abc import Callable, Iterable
@@ -246,7 +246,7 @@ def _to_gradients(
     *,
     valid: int,
 ) -> None:
-    """Do what `_to_gradient` does, also for choices; the gradient of ids outside the support is 0."""
+    """Compute `_to_gradient`, also for choices; the gradient of ids outside the support is 0."""
     local, choices, of_choices = words[:, 0], words[:, 1:], grad_choices.sum(1)
     of_rows = (log_total, entropy, grad_log_prob + of_choices, grad_entropy)
     if support is None:

@@ -46,7 +46,7 @@ def initial_adapter(lora: LoRA, seed: int, layer: str, inputs: int, outputs: int
 
 @contextmanager
 def pause(modules: Iterable[torch.nn.Module], pause: bool) -> Iterator[None]:
-    """Have the hooks of these modules add nothing while it is open, if `pause`; each looks at its own `paused`."""
+    """Pause the hooks of these modules in the body, if `pause`; each hook reads its module's `paused`."""
     modules = list(modules) if pause else []
     for module in modules:
         module.paused = True
@@ -65,7 +65,7 @@ def refuse_unmatched(lora: LoRA, layers: Iterable[str]) -> None:
 
 
 def save_adapters_together(path: Path, adapters: Iterator[tuple[str, Adapter]], spec: EngineSpec, lora: LoRA) -> None:
-    """Have rank 0 write the adapters, by layer, that all ranks of an engine gather together; PEFT 0.21 loads them."""
+    """Write the adapters, by layer, on rank 0; all ranks of an engine gather them together. PEFT 0.21 loads them."""
     tensors: dict[str, Tensor] = {}
     for layer, adapter in adapters:
         if dist.get_rank() == 0:

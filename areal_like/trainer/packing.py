@@ -145,9 +145,9 @@ def pack(
     """Pack the sequences `members`, which are all sequences of some `trees`, and return this rank's share of each.
 
     Rows are counted on whole sequences, before context parallelism splits them: a chunk's last token predicts the first
-    token of another rank's chunk. Each sequence is split into 2*cp chunks, of which rank r gets the r-th from both
-    ends, so that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree
-    occurs once; a pack of `trees` is split as one sequence, so that every layer finds keys in the same way.
+    token of another rank's chunk. Each sequence is split into 2*cp chunks, and rank r gets the r-th from both ends, so
+    that causal attention costs every rank the same (Megatron's `get_batch_on_this_cp_rank`). A node of a tree occurs
+    once; a pack of `trees` is split as one sequence, so that every layer finds keys in the same way.
     """
     trees, shares, chosen = trees or separate(lengths), trees is not None, np.asarray(members, np.int64)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
@@ -237,7 +237,7 @@ def _keys(
 def share_keys(keys: Keys, ends: NDArray[np.int64], share: NDArray[np.bool], cp: int) -> tuple[Keys, NDArray[np.int64]]:
     """Return the keys of a rank's `share` of a pack, and the ends of its pieces in the share.
 
-    A piece is a run of places of one node in the share; its keys are those of its last place. Each rank's share has two
+    A piece is a run of places of one node in the share; its keys are its last place's. Each rank's share has two
     chunks, the r-th from both ends.
     """
     n = len(share)

@@ -2,7 +2,7 @@
 
 A sequence is the path from a root to its leaf, so n samples of a prompt are a tree of depth 1, and the branches of a
 conversation are a tree that branches at its turns. A node attends to the keys and values of its path, whose gradients
-are summed: the result equals that of separate paths ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1). This
+are summed: the result equals separate paths' ("Prefix Grouper", arXiv:2506.05433, is the tree of depth 1). This
 module uses neither torch nor communication.
 """
 
@@ -73,7 +73,7 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
     with every node padded to `alignment`, is split into several. Nothing is shared if it would cost more tokens of
     padding, or more gathered keys, than it saves.
     """
-    found = _Nodes(
+    found = _TreeBuilder(
         max_tokens, alignment, np.zeros(len(batch.lengths), np.int64), np.zeros(len(batch.lengths), np.int64)
     )
     starts = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths
@@ -153,7 +153,7 @@ def _keep_worthwhile(common: Sequence[int], alignment: int) -> list[int]:
 
 
 @dataclass
-class _Nodes:
+class _TreeBuilder:
     """A builder of trees from sequences in the order of their tokens; `path` leads to the last sequence's leaf."""
 
     max_tokens: int

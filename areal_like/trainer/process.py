@@ -1,4 +1,4 @@
-"""The process of a trainer rank: its device and process group, whatever the backend."""
+"""The process of a trainer rank: its device and process group, for any backend."""
 
 import logging
 import os

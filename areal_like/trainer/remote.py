@@ -83,7 +83,7 @@ class Trainer:
         await self._call("save_adapters", path, phase=phase, timeout=timeout_s)
 
     async def load_hf(self, path: Path, decay: float) -> None:
-        """Average the current weights, with the share `decay`, with those of a Hugging Face checkpoint."""
+        """Average the current weights, with the share `decay`, and a Hugging Face checkpoint's."""
         await self._ranks.call_all("engine", "load_hf", path, decay, phase="loading")
 
     async def save(self, path: Path) -> None:
@@ -136,6 +136,6 @@ class Trainer:
         return (await self.transfers(step, *arguments, timeout_s=timeout_s))[0]
 
     async def transfers(self, step: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Run a step as `transfer` does; return what each rank answers, in rank order."""
+        """Run a step as `transfer` does; return each rank's answer, in rank order."""
         phase = f"weight update ({step})"
         return await self._ranks.call_all("transfer", step, *arguments, phase=phase, timeout=timeout_s, cancels=True)

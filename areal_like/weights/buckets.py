@@ -12,9 +12,9 @@ from areal_like.weights.sync import TensorSpec
 
 
 class Buckets:
-    """Gathers buckets on every rank, and holds them on those that pass them on: rank 0, or with `on_each` each GPU's.
+    """Gathers buckets on every rank, and holds them on the sending ranks: rank 0, or with `on_each` each GPU's.
 
-    Beyond the model there are those that were prepared and not passed on, `ready`, and one tensor at a time.
+    Beside the model, memory holds the prepared buckets, `ready`, and one tensor at a time.
     """
 
     def __init__(self, engine: TrainEngine, rank: int, *, on_each: bool = False) -> None:

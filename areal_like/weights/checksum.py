@@ -12,7 +12,7 @@ from areal_like.trainer.remote import Trainer
 
 @asynccontextmanager
 async def compare_checksums(trainer: Trainer, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
-    """Have servers compare the tensors that the body sends with the trainer's; raise ServerError if one differs."""
+    """Compare the tensors that servers receive in the body with the trainer's; raise ServerError if one differs."""
     await asyncio.gather(*(server.watch_checksums(deadline.left) for server in servers))
     yield
     expected = json.dumps(await trainer.checksums(timeout_s=deadline.left))

@@ -1,6 +1,6 @@
 """Weight updates: every server acknowledges version v, or the update fails in time and names the cause.
 
-A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.py` what trainer ranks do for it.
+A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.py` its part in trainer ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
 
-TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and that of the trainer's ranks if they have a part
+TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and the class in trainer ranks if they have a part
     "adapters": ("AdapterSync", None),
     "collective": ("CollectiveSync", "CollectiveSender"),
     "deltas": ("DeltaSync", "DeltaSender"),
@@ -39,7 +39,7 @@ class WeightSync(Protocol):
     """A weight transport from the trainer to every server."""
 
     async def connect(self) -> None:
-        """Prepare what several updates use."""
+        """Prepare resources that several updates use."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
         """Send the trainer's current weights as `version` to every server, which acknowledges them.
@@ -52,8 +52,8 @@ class WeightSync(Protocol):
 class SyncSpec:
     """Settings of a transport.
 
-    `directory` is shared by all hosts and ends with the run; `backend` is that of collective calls between trainer and
-    servers, `bucket_mb` what they carry at once, and `prefetch_mb` what the trainer gathers before servers pause.
+    `directory` is shared by all hosts and ends with the run; `backend` serves collective calls between trainer and
+    servers, `bucket_mb` is the size of one, and `prefetch_mb` the size that the trainer gathers before servers pause.
     `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
     `full_every` is the number of versions from one full copy to the next, between which there are deltas. With a
     `source` servers download what is written to `directory`. `adapters` has trainers of several adapters, by name.
@@ -140,7 +140,8 @@ class Limit(Deadline):
 
 @asynccontextmanager
 async def time_limit(what: str, timeout_s: float) -> AsyncIterator[Deadline]:
-    """End the body at its time limit, and raise its failures as WeightUpdateError about `what`; yield the limit."""
+    """End the body at its time limit, and raise its failures as WeightUpdateError that names `what`; yield the
+    limit."""
     try:
         async with asyncio.timeout(None) as body:
             yield Limit(timeout_s, body)

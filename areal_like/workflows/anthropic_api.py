@@ -35,12 +35,12 @@ class _ToolResult(BaseModel):
 type _Block = Annotated[Text | ImageBlock | _ToolUse | _ToolResult, Field(discriminator="type")]
 
 
-class _Message(BaseModel):
+class _AnthropicMessage(BaseModel):
     role: Literal["user", "assistant", "system"]  # Claude Code adds system messages in the middle of a conversation
     content: Annotated[list[_Block], BLOCKS]
 
 
-class _Tool(BaseModel):
+class _AnthropicTool(BaseModel):
     type: Literal["custom"] | None = None
     name: str
     description: str | None = None
@@ -55,12 +55,12 @@ class _OutputConfig(BaseModel, extra="forbid"):
     effort: str | None = None
 
 
-class _Asked(BaseModel, extra="forbid"):
+class _MessagesRequest(BaseModel, extra="forbid"):
     """A request; fields shared with chat completions are passed on unchanged."""
 
-    messages: list[_Message] = []
+    messages: list[_AnthropicMessage] = []
     system: Texts | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_AnthropicTool] | None = None
     tool_choice: _Typed | None = None
     stop_sequences: list[StopText] = []
     thinking: _Typed | None = None
@@ -79,7 +79,7 @@ _SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream", "chat
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
-    asked = check_fields(_Asked, fields, session)
+    asked = check_fields(_MessagesRequest, fields, session)
     if asked.thinking and asked.thinking.type != "disabled":
         why = "the chat template decides whether a model thinks"
         raise Refused(f"thinking: {why}; {leave_out('thinking')}", "thinking")
@@ -201,7 +201,7 @@ def _events(*contents: Mapping[str, Any]) -> bytes:
     return b"".join(b"event: %s\ndata: %s\n\n" % (each["type"].encode(), orjson.dumps(each)) for each in contents)
 
 
-def _messages(message: _Message) -> Iterator[dict[str, Any]]:
+def _messages(message: _AnthropicMessage) -> Iterator[dict[str, Any]]:
     """Yield an Anthropic message as one message, or as several if it has tool results."""
     blocks = message.content
     calls = [block for block in blocks if isinstance(block, _ToolUse)]

@@ -52,7 +52,7 @@ class Branching:
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """See Workflow."""
-        group = _Group(self, prompt, group_id)
+        group = _BranchingGroup(self, prompt, group_id)
         try:
             leaves = await group.generate()
             responses = [np.concatenate([part.response.tokens for part in leaf.path]) for leaf in leaves]
@@ -69,7 +69,7 @@ class Branching:
             self.pool.end_session(group_id)
 
 
-class _Group:
+class _BranchingGroup:
     """A group during generation; `made` has its responses so far."""
 
     def __init__(self, workflow: Branching, prompt: Prompt, group_id: int) -> None:

@@ -35,7 +35,7 @@ class Continuity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Context:
+class TemplateContext:
     """Template inputs other than messages: the tools' JSON schemas, and variables such as `enable_thinking`."""
 
     tools: Sequence[dict[str, Any]] | None = None
@@ -74,13 +74,13 @@ def as_sent(message: Message) -> Message:
     return {**message, **({"tool_calls": calls} if calls else {})}
 
 
-def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
+def opening(tokenizer: Tokenizer, messages: Sequence[Message], context: TemplateContext) -> list[int]:
     """Return the tokens of a new conversation, including its images; raises TokenizerError."""
     return tokenizer.encode_chat(messages, _tools(context), **context.arguments)
 
 
 def following(
-    tokenizer: Tokenizer, earlier: Sequence[int], messages: Sequence[Message], answered: int, context: Context
+    tokenizer: Tokenizer, earlier: Sequence[int], messages: Sequence[Message], answered: int, context: TemplateContext
 ) -> tuple[list[int], Continuity]:
     """Return the part of a prompt that follows `earlier`, and how the whole prompt relates to the chat template.
 
@@ -115,7 +115,7 @@ def _without_end(
     return _without_end(tokenizer, new[size:], generated, None)  # `generated` may start the next message
 
 
-def _closing(tokenizer: Tokenizer, messages: Sequence[Message], context: Context) -> list[int]:
+def _closing(tokenizer: Tokenizer, messages: Sequence[Message], context: TemplateContext) -> list[int]:
     """Return the tokens after the mark if no message follows it; none if the template rejects such a conversation."""
     arguments = {**context.arguments, "add_generation_prompt": False}
     try:
@@ -125,7 +125,9 @@ def _closing(tokenizer: Tokenizer, messages: Sequence[Message], context: Context
         return []
 
 
-def _continuity(tokenizer: Tokenizer, prompt: list[int], messages: Sequence[Message], context: Context) -> Continuity:
+def _continuity(
+    tokenizer: Tokenizer, prompt: list[int], messages: Sequence[Message], context: TemplateContext
+) -> Continuity:
     whole = opening(tokenizer, messages, context)
     if whole == prompt:
         return Continuity.EXACT
@@ -133,5 +135,5 @@ def _continuity(tokenizer: Tokenizer, prompt: list[int], messages: Sequence[Mess
     return Continuity.RETOKENISED if same_text else Continuity.REWRITTEN
 
 
-def _tools(context: Context) -> list[dict[str, Any]] | None:
+def _tools(context: TemplateContext) -> list[dict[str, Any]] | None:
     return list(context.tools) if context.tools else None

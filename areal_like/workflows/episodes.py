@@ -21,12 +21,12 @@ from areal_like.rollout.protocol import Score
 from areal_like.rollout.sample import OnTokens
 from areal_like.runtime.frames import NotPlain, plain
 from areal_like.runtime.processes import CancelledWithin, TimeLimit, UserProcesses, in_loop
-from areal_like.runtime.remote import Attempt, EndedWorker
+from areal_like.runtime.remote import CallStart, EndedWorker
 from areal_like.runtime.user_code import Portable
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
-from areal_like.workflows.playing import Episode, Group, pack_call
+from areal_like.workflows.playing import Episode, PlayedGroup, pack_call
 from areal_like.workflows.prefills import Prefills
 from areal_like.workflows.provenance import Generated, NotGenerated, Responses
 from areal_like.workflows.rewarded import STATES, TURNS, EpisodeError, reward_of
@@ -163,7 +163,7 @@ class _Group:
         context, sessions, reward = self._context, list[Session](), Reward(None)
         with ExitStack() as keys:
 
-            def begin() -> Attempt:
+            def begin() -> CallStart:
                 keys.close()
                 self._forget(number)
                 sessions[:] = [self._session(number)]
@@ -172,7 +172,7 @@ class _Group:
                     self._shared.watch(number, sessions[0])
                 key = keys.enter_context(context.sessions.open(sessions[0]))
                 row, served = dict(self._prompt.row), (context.base_url, context.sandbox, context.mcp_servers)
-                return Attempt(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
+                return CallStart(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
 
             try:
                 reward = await self._run(begin, sessions)
@@ -200,7 +200,7 @@ class _Group:
         version = context.pool.version
         with ExitStack() as keys:
 
-            def begin() -> Attempt:
+            def begin() -> CallStart:
                 keys.close()
                 self._forget()
                 sessions.clear()
@@ -208,7 +208,9 @@ class _Group:
                 prompt = replace(self._prompt, row=dict(self._prompt.row))
                 about = (n, self._id, context.number, sampling, version, context.vocab_size)
                 served = (context.base_url, context.sandbox, context.mcp_servers)
-                return Attempt(pack_call(Group(function, prompt, *about, *served)), _Answers(self, sessions, keys))
+                return CallStart(
+                    pack_call(PlayedGroup(function, prompt, *about, *served)), _Answers(self, sessions, keys)
+                )
 
             try:
                 returned = await self._run(begin, sessions)
@@ -220,7 +222,7 @@ class _Group:
                 context.outcomes.add(error.cause, str(error), n)
                 return []
 
-    async def _run(self, begin: Callable[[], Attempt], sessions: Sequence[Session]) -> Any:
+    async def _run(self, begin: Callable[[], CallStart], sessions: Sequence[Session]) -> Any:
         """Return the result of a user's coroutine; raise EpisodeError if it fails, or the servers' failure."""
         context = self._context
         assert context.processes is not None  # for the type checker: a user's workflow has processes

@@ -67,7 +67,7 @@ class InputImage(_Image):
         return self.image_url
 
 
-class _Source(BaseModel):
+class _ImageSource(BaseModel):
     type: Literal["base64"]
     media_type: str
     data: str
@@ -77,7 +77,7 @@ class ImageBlock(_Image):
     """A block of an Anthropic message."""
 
     type: Literal["image"]
-    source: Annotated[_Source, AfterValidator(lambda source: _check_source(source))]
+    source: Annotated[_ImageSource, AfterValidator(lambda source: _check_source(source))]
 
     @property
     def url(self) -> str:
@@ -85,11 +85,11 @@ class ImageBlock(_Image):
         return _url_of(self.source)
 
 
-def _url_of(source: _Source) -> str:
+def _url_of(source: _ImageSource) -> str:
     return f"data:{source.media_type};base64,{source.data}"
 
 
-def _check_source(source: _Source) -> _Source:
+def _check_source(source: _ImageSource) -> _ImageSource:
     _check_image(_url_of(source))
     return source
 

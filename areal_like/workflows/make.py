@@ -16,7 +16,7 @@ from areal_like.rollout.protocol import Score, Workflow
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Limits as ProcessLimits
+from areal_like.runtime.remote import WorkerLimits as ProcessLimits
 from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.branching import built_in
 from areal_like.workflows.conversation import parsed_arguments

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from areal_like.config.schema import MOST_KEPT
 from areal_like.config.section import LEAST_TEMPERATURE
 from areal_like.workflows.continued_answers import find_problem
-from areal_like.workflows.conversation import Context, Message, parsed_arguments
+from areal_like.workflows.conversation import Message, TemplateContext, parsed_arguments
 from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
 from areal_like.workflows.refusal import Refused
@@ -106,7 +106,7 @@ class _Called(_Function):
     arguments: str = "{}"
 
 
-class _Call(BaseModel):
+class _ToolCall(BaseModel):
     function: _Called
 
 
@@ -116,7 +116,7 @@ type _Part = Annotated[Text | ImageUrl, Field(discriminator="type")]
 class _Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[list[_Part], BLOCKS] | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ToolCall] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "_Message":
@@ -170,7 +170,7 @@ def read_request(fields: Mapping[str, Any], session: Session) -> Request:
         raise Refused(problem, "messages")
     # as SGLang and vLLM do: a variable of the template, which few templates read
     effort = {} if asked.reasoning_effort is None else {"reasoning_effort": asked.reasoning_effort}
-    context = Context(tools, effort | (asked.chat_template_kwargs or {}))
+    context = TemplateContext(tools, effort | (asked.chat_template_kwargs or {}))
     most = asked.max_completion_tokens or asked.max_tokens
     return Request(messages, context, most, tuple(asked.stop), asked.temperature, asked.top_p, asked.top_k)
 

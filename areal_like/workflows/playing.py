@@ -48,7 +48,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Group:
+class PlayedGroup:
     """A call of `run(prompt, n, rollout)`; `tokenizer` names the run's, which each worker receives once."""
 
     function: Portable
@@ -64,7 +64,7 @@ class Group:
     mcp_servers: Mapping[str, McpServerConfig] = field(default_factory=dict)
 
 
-def pack_call(request: Episode | Group) -> bytes:
+def pack_call(request: Episode | PlayedGroup) -> bytes:
     """Return a call as bytes; instances of user classes in a row are sent by value."""
     try:
         return pickle.dumps(request)
@@ -75,7 +75,7 @@ def pack_call(request: Episode | Group) -> bytes:
 
 
 def player(functions: bytes) -> Handler:
-    """Return the handler of calls in this process, with these functions loaded; see `runtime.worker.Settings.entry`."""
+    """Return the handler of calls in this process, with these functions loaded; see `WorkerSettings.entry`."""
     from openai.resources.chat import AsyncCompletions  # otherwise a client's first request imports them, for a second
     from openai.types.chat import ChatCompletion
 
@@ -103,11 +103,11 @@ class _Player:
         """Return the outcome of a call, or the cause and message of a failure; see Handler."""
         file = ""
         try:
-            request: Episode | Group = pickle.loads(body)  # noqa: S301  # of the main process
+            request: Episode | PlayedGroup = pickle.loads(body)  # noqa: S301  # of the main process
             with self._loading:  # otherwise two loops would run its module twice
                 function = request.function.load()
             file = getattr(getattr(function, "__code__", None), "co_filename", "")
-            play = self._group if isinstance(request, Group) else self._episode
+            play = self._group if isinstance(request, PlayedGroup) else self._episode
             return pickle.dumps((True, await play(function, request, ask, ask_now)))  # type: ignore[arg-type]
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -156,7 +156,7 @@ class _Player:
             with suppress(Unanswered):  # the episode was cancelled
                 await ask("sandbox", pickle.dumps(dict(sandbox.usage)))
 
-    async def _group(self, function: Any, request: Group, ask: Ask, ask_now: AskNow) -> Any:
+    async def _group(self, function: Any, request: PlayedGroup, ask: Ask, ask_now: AskNow) -> Any:
         if request.tokenizer not in self._tokenizers:
             self._tokenizers[request.tokenizer] = pickle.loads(await ask("tokenizer", b""))  # noqa: S301
         tokenizer = self._tokenizers[request.tokenizer]

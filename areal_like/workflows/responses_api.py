@@ -35,14 +35,14 @@ type _Part = Annotated[_Text | InputImage, Field(discriminator="type")]
 type _Parts = Annotated[list[_Part], BeforeValidator(_as_texts)]
 
 
-class _Message(BaseModel):
+class _MessageItem(BaseModel):
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
     content: _Parts
     id: str | None = None
 
 
-class _Call(BaseModel):
+class _CallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -50,13 +50,13 @@ class _Call(BaseModel):
     id: str | None = None
 
 
-class _Output(BaseModel):
+class _OutputItem(BaseModel):
     type: Literal["function_call_output"]
     call_id: str
     output: _Parts
 
 
-type _Item = Annotated[_Message | _Call | _Output, Field(discriminator="type")]
+type _Item = Annotated[_MessageItem | _CallItem | _OutputItem, Field(discriminator="type")]
 
 
 def _as_items(given: Any) -> Any:
@@ -68,7 +68,7 @@ def _as_items(given: Any) -> Any:
     return [{"type": "message", **item} if isinstance(item, dict) and "role" in item else item for item in given]
 
 
-class _Tool(BaseModel):
+class _FunctionTool(BaseModel):
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
@@ -87,13 +87,13 @@ class _TextOptions(BaseModel, extra="forbid"):
     format: dict[str, Any] | None = None
 
 
-class _Asked(BaseModel, extra="forbid"):
+class _ResponsesRequest(BaseModel, extra="forbid"):
     """A request; fields shared with chat completions are passed on unchanged."""
 
     input: Annotated[list[_Item], BeforeValidator(_as_items)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_FunctionTool] | None = None
     max_output_tokens: Count = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is no such content
     text: _TextOptions = _TextOptions()
@@ -114,7 +114,7 @@ _SAME = ("model", "tool_choice", "temperature", "top_p", "top_k", "stop", "strea
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
-    asked = check_fields(_Asked, fields, session)
+    asked = check_fields(_ResponsesRequest, fields, session)
     check_default("text.format", asked.text.format, *DEFAULTS["response_format"])
     chat = {name: fields[name] for name in _SAME if name in fields}
     chat["messages"] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
@@ -265,7 +265,7 @@ def _usage(turn: Turn) -> dict[str, Any]:
     }
 
 
-def _tool(tool: _Tool) -> dict[str, Any]:
+def _tool(tool: _FunctionTool) -> dict[str, Any]:
     return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
 
 
@@ -285,7 +285,7 @@ def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
     answer: str | None = None
     for item in items:
         own = _number(item)
-        if isinstance(item, _Call):
+        if isinstance(item, _CallItem):
             if made is None or (answer and own and answer != own):
                 if made is not None:
                     yield made
@@ -295,7 +295,7 @@ def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
         if made is not None:
             yield made
         made = None
-        if isinstance(item, _Output):
+        if isinstance(item, _OutputItem):
             yield {"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output)}
         elif item.role == "assistant":
             made, answer = {"role": "assistant", "content": content_of(item.content)}, own
@@ -307,9 +307,9 @@ def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
 
 def _number(item: _Item) -> str | None:
     """Return the number of an item's answer, if the item's id contains one."""
-    found = None if isinstance(item, _Output) else _ITEM.fullmatch(item.id or "")
+    found = None if isinstance(item, _OutputItem) else _ITEM.fullmatch(item.id or "")
     return found[1] if found else None
 
 
-def _as_call(call: _Call) -> dict[str, Any]:
+def _as_call(call: _CallItem) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -21,13 +21,13 @@ from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
 from areal_like.workflows.compaction import find_summary
 from areal_like.workflows.continued_answers import start_of, with_answer
-from areal_like.workflows.conversation import Context, Continuity, Message, following, opening
+from areal_like.workflows.conversation import Continuity, Message, TemplateContext, following, opening
 from areal_like.workflows.progress import Progress
 from areal_like.workflows.refusal import Refused as Refused
 from areal_like.workflows.turn import Turn, join_turns
 
 
-class Sample(Protocol):
+class Sampler(Protocol):
     """Generates one response to a prompt's tokens, with routes, if requested, of tokens from `routes_from` on.
 
     `images` are the prompt's. `on_tokens` receives the response's tokens as they arrive.
@@ -50,7 +50,7 @@ class Request:
     """
 
     messages: Sequence[Message]
-    context: Context = field(default_factory=Context)
+    context: TemplateContext = field(default_factory=TemplateContext)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     temperature: float | None = None
@@ -94,7 +94,7 @@ class Session:
     """
 
     tokenizer: Tokenizer
-    sample: Sample
+    sample: Sampler
     sampling: Sampling
     limits: Limits
     parse_tools: ParseTools | None = None

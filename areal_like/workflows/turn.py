@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from areal_like.images import Images
 from areal_like.rollout.response import Response
 from areal_like.types import Ints, Node, Prompt, Reward, Trajectory
-from areal_like.workflows.conversation import Context, Continuity, Message
+from areal_like.workflows.conversation import Continuity, Message, TemplateContext
 from areal_like.workflows.joining import Part, join_parts, not_trained
 
 
@@ -31,7 +31,7 @@ class Turn:
     new: Ints
     response: Response
     messages: Sequence[Message]
-    context: Context
+    context: TemplateContext
     continuity: Continuity
     why: str = ""
     follows: Turn | None = None

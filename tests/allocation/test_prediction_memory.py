@@ -9,7 +9,7 @@ from allocation import BatchSpec, MegatronSettings, MemorySettings, ParallelSize
 from allocation.memory import footprint_of
 from allocation.memory.activations import layer_activations
 from allocation.memory.megatron import _logits, phases_of_stage
-from allocation.parameters import Kind, prediction_layer, stage_chunks, vocabulary
+from allocation.parameters import LayerKind, prediction_layer, stage_chunks, vocabulary
 from allocation.settings import Workload
 
 MODEL = allocation.load_model("deepseek-v3")
@@ -57,7 +57,7 @@ def test_only_the_last_stage_has_it_and_the_embedding_that_it_reads():
 
 def test_its_activations_are_those_of_a_layer_and_of_its_projection_or_are_recomputed():
     entry = MODEL.hidden_size * ITEM // 4 * TOKENS
-    of_layer = layer_activations(MODEL, SIZES, Kind(False, True), Workload(MODEL)) * TOKENS
+    of_layer = layer_activations(MODEL, SIZES, LayerKind(False, True), Workload(MODEL)) * TOKENS
     assert added(1, MegatronSettings(), "forward and backward")["activations"] == of_layer + 4 * entry
     found = added(1, FULL, "forward and backward")
     assert found["activations"] == entry

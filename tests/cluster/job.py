@@ -20,7 +20,7 @@ from allocation import Device
 from areal_like.cluster.lifetime import spawn, temporary_directory
 from areal_like.cluster.placement import place
 from areal_like.cluster.ports import reserve_port
-from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.cluster.run import RunCluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError, WorkerError
 
@@ -100,7 +100,7 @@ class Server:
         }
 
 
-async def start(cluster: Cluster) -> tuple[Any, Any]:
+async def start(cluster: RunCluster) -> tuple[Any, Any]:
     """Two trainer ranks and a server on the second one's device, as colocated engines are."""
     devices = [Device(0, 0), Device(0, 1)]
     log_file = cluster.log_dir / "listener.log"

@@ -99,15 +99,17 @@ def player(_: bytes) -> Any:
 async def main(end: str, folder: Path) -> None:
     from areal_like.cluster.lifetime import run_lifetime
     from areal_like.runtime.processes import UserProcesses
-    from areal_like.runtime.remote import Attempt, EndedWorker, Limits
+    from areal_like.runtime.remote import CallStart, EndedWorker, WorkerLimits
 
     async def nothing(method: str, question: bytes) -> bytes:
         raise AssertionError
 
     request = pickle.dumps((end, folder))
     with run_lifetime(secrets.token_hex(6)):
-        async with UserProcesses("leaving_job:player", b"", Limits(1, 1, 60.0), print, folder / "log") as processes:
-            call = asyncio.ensure_future(processes.call(lambda: Attempt(request, nothing), 600.0))
+        async with UserProcesses(
+            "leaving_job:player", b"", WorkerLimits(1, 1, 60.0), print, folder / "log"
+        ) as processes:
+            call = asyncio.ensure_future(processes.call(lambda: CallStart(request, nothing), 600.0))
             try:
                 await asyncio.wait(
                     [call, asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))], return_when="FIRST_COMPLETED"

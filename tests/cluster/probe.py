@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from allocation import Device, Plan
-from areal_like.cluster.run import Cluster, run_cluster
-from areal_like.cluster.shared_files import Need, Sharing
+from areal_like.cluster.run import RunCluster, run_cluster
+from areal_like.cluster.shared_files import FileSharing, Need
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import ClusterError
 
@@ -40,7 +40,7 @@ class Probe:
         return {"node": ray.get_runtime_context().get_node_id(), "nice": os.nice(0), **variables}
 
 
-async def look(cluster: Cluster, role: str, devices: list[tuple[Device, ...]]) -> list[dict[str, Any]]:
+async def look(cluster: RunCluster, role: str, devices: list[tuple[Device, ...]]) -> list[dict[str, Any]]:
     group = await cluster.start_group(role, Probe, devices, lambda rank, host: {}, call_timeout_s=600)
     return await group.call_all("look", phase="start-up")
 
@@ -65,7 +65,7 @@ async def start(
             shared_dir=log_dir / "shared",
             files=files,
             warn=warnings.append,
-            sharing=Sharing(Need("weight_update.mode=disk", "set weight_update.mode=collective")),
+            sharing=FileSharing(Need("weight_update.mode=disk", "set weight_update.mode=collective")),
         ) as cluster:
             seen = await asyncio.gather(*(look(cluster, role, devices) for role, devices in members.items()))
             return dict(zip(members, seen, strict=True)) | ({"warnings": warnings} if files else {})

@@ -17,10 +17,10 @@ from clusters import HERE, ROOT, existing_cluster
 import allocation
 from allocation import Cluster
 from areal_like.cluster import nodes
-from areal_like.cluster.nodes import Node, check_nodes, differences
+from areal_like.cluster.nodes import NodeReport, check_nodes, differences
 from areal_like.errors import ClusterError
 
-ALIKE = Node(
+ALIKE = NodeReport(
     "10.0.0.1", "3.12.1", {"torch": "2.9.1", "ray": "2.60.0"}, ["H200"], ["570.1"], 64 << 30, 9 << 30, "/tmp", [], 0.0
 )
 
@@ -28,7 +28,7 @@ ALIKE = Node(
 def judge(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch, ports: str | None = None) -> list[str]:
     """Check two nodes, of which the second differs from the first."""
 
-    async def ask(*_: object) -> list[Node]:
+    async def ask(*_: object) -> list[NodeReport]:
         return [ALIKE, replace(ALIKE, host="10.0.0.2", **changes)]
 
     warnings: list[str] = []

@@ -22,7 +22,7 @@ from areal_like.cluster import nodes
 from areal_like.cluster import run as cluster_run
 from areal_like.cluster.nodes import check_nodes
 from areal_like.cluster.placement import place
-from areal_like.cluster.run import Cluster, _caretakers
+from areal_like.cluster.run import RunCluster, _caretakers
 from benchmarks.simulated_time import SimulatedLoop, simulate
 
 FACTS = {
@@ -132,7 +132,7 @@ async def start(size: int, folder: Path) -> float:
     """Start so many ranks, and as many servers; return the round trips."""
     plan = allocation.compile(f"sglang:d{size}|megatron:d{size}")
     async with place(plan, uses_gpus=True, elastic=True, timeout_s=1) as placement:
-        cluster = Cluster("run", folder / "shared", folder / "logs", placement, 600, interface="eth0")
+        cluster = RunCluster("run", folder / "shared", folder / "logs", placement, 600, interface="eth0")
         cluster.placement = await cluster.prepare(placement)
         await check_nodes(cluster.placement, {"actor.path": Path("model")}, print, None, "eth0")
         async with _caretakers(cluster):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from allocation import check, compile
-from areal_like.metrics.advice import STEPS, Advice, Layout, better
+from areal_like.metrics.advice import STEPS, Advice, GpuSplit, better
 from areal_like.run.recording import advice
 
 SERVERS, ACTOR, CRITIC = "sglang[rollout]", "megatron[actor]", "megatron[critic]"
-EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
+EVEN = GpuSplit(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
 
 
 @pytest.mark.parametrize(
@@ -23,23 +23,23 @@ EVEN = Layout(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
         (EVEN, (0.3, 0.3), 5.0, "they wait for each other, which rollout.max_head_offpolicyness=3 loosens (now 2)"),
         (EVEN, (0.02, 0.1), 9.0, None),
         # the trainer wants GPUs by four, so that there is no other split
-        (Layout(4, 4, 1, 4, 2), (0.02, 0.1), 9.0, None),
+        (GpuSplit(4, 4, 1, 4, 2), (0.02, 0.1), 9.0, None),
         # one GPU each, and the trainer has little to do
-        (Layout(1, 1, 1, 1, 2), (0.0, 0.8), 2.0, "asynchrony does not pay here; both on all 2 GPUs"),
+        (GpuSplit(1, 1, 1, 1, 2), (0.0, 0.8), 2.0, "asynchrony does not pay here; both on all 2 GPUs"),
         # the same where all wait for one long response: two H200 measured 22 s, together 15.7 s, and 30 s with η = 0
         (
-            Layout(1, 1, 1, 1, 2),
+            GpuSplit(1, 1, 1, 1, 2),
             (0.0, 0.8),
             12.0,
             "both on all 2 GPUs (sglang:…|megatron:…) would take about 6 s a step",
         ),
-        (Layout(1, 1, 1, 1, 2), (0.0, 0.3), 6.0, None),
+        (GpuSplit(1, 1, 1, 1, 2), (0.0, 0.3), 6.0, None),
         # six GPUs do not hold a trainer of four
-        (Layout(2, 4, 2, 4, 2), (0.8, 0.0), 1.0, None),
-        (Layout(2, 2, 2, 2, 2), (0.8, 0.0), 1.0, "asynchrony does not pay here; both on all 4 GPUs"),
+        (GpuSplit(2, 4, 2, 4, 2), (0.8, 0.0), 1.0, None),
+        (GpuSplit(2, 2, 2, 2, 2), (0.8, 0.0), 1.0, "asynchrony does not pay here; both on all 4 GPUs"),
     ],
 )
-def test_what_would_be_faster(layout: Layout, idle: tuple[float, float], slowest: float, words: str | None):
+def test_what_would_be_faster(layout: GpuSplit, idle: tuple[float, float], slowest: float, words: str | None):
     said = better(layout, 10.0, *idle, slowest)
     assert said is None if words is None else words in str(said)
 

@@ -12,7 +12,7 @@ from limits import HUNG_S
 
 from areal_like.errors import CheckpointError, WeightUpdateError, WorkerError
 from areal_like.run import trainer_restarts
-from areal_like.run.trainer_restarts import Attempt, Budget, train_to_the_end
+from areal_like.run.trainer_restarts import Budget, StartedTrainer, train_to_the_end
 
 DEATH = WorkerError("actor", 1, "training", "the process died (killed)", Path("actor-1.log"))
 RAISED = WorkerError("actor", 0, "training", "RuntimeError: no memory", Path("actor-0.log"), "Traceback ...")
@@ -48,10 +48,10 @@ def run(failures: Sequence[Exception | None], *, ranks: str = "there", most: int
     async def settle() -> None:
         done.append("settle")
 
-    def attempt() -> Attempt:
-        return Attempt([Ranks(ranks)], {}, train, settle)  # type: ignore[list-item]
+    def attempt() -> StartedTrainer:
+        return StartedTrainer([Ranks(ranks)], {}, train, settle)  # type: ignore[list-item]
 
-    async def restart(lost: WorkerError) -> Attempt:
+    async def restart(lost: WorkerError) -> StartedTrainer:
         done.append("restart")
         if left and isinstance(left[0], CheckpointError | WorkerError) and left[0].args == ("restart",):
             raise left.pop(0)  # type: ignore[misc]
@@ -130,10 +130,10 @@ def test_a_silent_host_of_the_trainer_is_a_loss(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(trainer_restarts, "wait_for_silence", silence)
     trained: list[str] = []
 
-    def attempt(*trains: Callable[[], Awaitable[Any]], beats: dict[str, str]) -> Attempt:
+    def attempt(*trains: Callable[[], Awaitable[Any]], beats: dict[str, str]) -> StartedTrainer:
         async def settle() -> None: ...
 
-        return Attempt([Silent("busy")], beats, trains[0], settle)  # type: ignore[list-item]
+        return StartedTrainer([Silent("busy")], beats, trains[0], settle)  # type: ignore[list-item]
 
     async def hang() -> None:
         await asyncio.sleep(HUNG_S)
@@ -141,7 +141,7 @@ def test_a_silent_host_of_the_trainer_is_a_loss(monkeypatch: pytest.MonkeyPatch)
     async def end() -> None:
         trained.append("to its end")
 
-    async def restart(lost: WorkerError) -> Attempt:
+    async def restart(lost: WorkerError) -> StartedTrainer:
         trained.append(str(lost.cause))
         return attempt(end, beats={})
 
@@ -164,14 +164,14 @@ def test_a_rank_that_is_lost_while_it_starts_is_started_again_as_often_as_allowe
 
     starts: list[int] = []
 
-    async def restart(lost: WorkerError) -> Attempt:
+    async def restart(lost: WorkerError) -> StartedTrainer:
         starts.append(1)
         if len(starts) == 1:
             async with asyncio.TaskGroup():  # as the ranks of all roles start
                 raise DEATH
-        return Attempt([Ranks("there")], {}, train, settle)  # type: ignore[list-item]
+        return StartedTrainer([Ranks("there")], {}, train, settle)  # type: ignore[list-item]
 
-    first = Attempt([Ranks("there")], {}, die, settle)  # type: ignore[list-item]
+    first = StartedTrainer([Ranks("there")], {}, die, settle)  # type: ignore[list-item]
     with pytest.raises(ExceptionGroup) as raised:
         asyncio.run(train_to_the_end(first, restart, 1, None, print))
     assert raised.group_contains(WorkerError)

@@ -9,7 +9,7 @@ import pytest
 
 from areal_like.errors import RunError
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Attempt, Limits
+from areal_like.runtime.remote import CallStart, WorkerLimits
 
 
 async def nothing(method: str, question: bytes) -> bytes:
@@ -20,8 +20,8 @@ def test_workers_that_do_not_start_fail_what_waits_for_them(tmp_path):
     log = tmp_path / "logs/workers.log"
 
     async def main() -> None:
-        async with UserProcesses("no_such_module:it", b"", Limits(1, 1, 60.0), print, log) as processes:
-            await processes.call(lambda: Attempt(b"", nothing), 60.0)
+        async with UserProcesses("no_such_module:it", b"", WorkerLimits(1, 1, 60.0), print, log) as processes:
+            await processes.call(lambda: CallStart(b"", nothing), 60.0)
 
     with pytest.raises(
         RunError, match=r"3 workers of the workflow in a row did not start \(exit code 1\); output: .*workers.log"
@@ -34,7 +34,7 @@ def test_nothing_is_left_of_processes_that_end_before_they_are_ready():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
 
     async def main() -> set[int]:
-        async with UserProcesses("areal_like.workflows.playing:player", b"", Limits(2, 2, 60.0), print):
+        async with UserProcesses("areal_like.workflows.playing:player", b"", WorkerLimits(2, 2, 60.0), print):
             return {child.pid for child in psutil.Process().children(recursive=True)} - before
 
     started = asyncio.run(main())

@@ -158,6 +158,11 @@ def test_no_function_is_longer_than_a_screen():
     assert long == []
 
 
+def test_class_names_have_one_meaning():
+    names = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, times in names.items() if times > 1] == []
+
+
 def test_the_compiler_imports_nothing_of_the_engine():
     found = [
         f"{module}:{line}"

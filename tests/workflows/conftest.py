@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Limits
+from areal_like.runtime.remote import WorkerLimits
 from areal_like.workflows.playing import ENTRY
 
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[UserProcesses]:
     """Two processes, which hold no workflow yet."""
-    shared = UserProcesses(ENTRY, pickle.dumps([]), Limits(2, 2, 60.0), print)
+    shared = UserProcesses(ENTRY, pickle.dumps([]), WorkerLimits(2, 2, 60.0), print)
     asyncio.run(shared.__aenter__())
     yield shared
     asyncio.run(shared.__aexit__())

@@ -18,7 +18,7 @@ from scripted import Model, tokenizer
 from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Limits
+from areal_like.runtime.remote import WorkerLimits
 from areal_like.runtime.user_code import load_object
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
@@ -46,7 +46,7 @@ async def no_score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
 def agents(tmp_path_factory) -> Iterator[tuple[UserProcesses, Path]]:
     """A process that runs the adapter, and the file of the agent that the adapter starts."""
     file = tmp_path_factory.mktemp("agent") / "agent.py"
-    shared = UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print)
+    shared = UserProcesses(ENTRY, pickle.dumps([]), WorkerLimits(1, 1, 60.0), print)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_COMMAND", f"{sys.executable} {file}")
         asyncio.run(shared.__aenter__())

@@ -24,7 +24,7 @@ from areal_like.config.load import load
 from areal_like.rollout.pool import Sampling
 from areal_like.runtime import remote, watch
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Limits
+from areal_like.runtime.remote import WorkerLimits
 from areal_like.runtime.workers import MOST_FAILURES
 from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
@@ -79,7 +79,7 @@ async def run(row, client):
 
 
 @contextmanager
-def started(limits: Limits) -> Iterator[tuple[UserProcesses, list[str]]]:
+def started(limits: WorkerLimits) -> Iterator[tuple[UserProcesses, list[str]]]:
     """Processes, and what was said about them."""
     said: list[str] = []
     shared = UserProcesses(ENTRY, pickle.dumps([]), limits, said.append)
@@ -91,14 +91,14 @@ def started(limits: Limits) -> Iterator[tuple[UserProcesses, list[str]]]:
 @pytest.fixture(scope="module")
 def hardened() -> Iterator[tuple[UserProcesses, list[str]]]:
     """Two processes with small limits, and what was said about them."""
-    with started(Limits(2, 2, BLOCKED_S, MEMORY_MB)) as both:
+    with started(WorkerLimits(2, 2, BLOCKED_S, MEMORY_MB)) as both:
         yield both
 
 
 @pytest.fixture
 def lonely(play: Any) -> Iterator[tuple[UserProcesses, list[str]]]:
     """One process with one loop, which `play` uses."""
-    with started(Limits(1, 1, BLOCKED_S)) as both:
+    with started(WorkerLimits(1, 1, BLOCKED_S)) as both:
         play.uses(both[0])
         yield both
 
@@ -150,7 +150,7 @@ def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
 
 def test_time_in_which_another_episode_blocks_the_loop_does_not_count(play):
     """The time limit of all episodes was over while one of them kept their loop."""
-    with started(Limits(1, 1, 6.0)) as (processes, said):
+    with started(WorkerLimits(1, 1, 6.0)) as (processes, said):
         play.uses(processes)
         rewards, counts = play("while True: pass", "episode.timeout_s=5", ordinary=10)
     assert rewards == [1.0] * 10 and counts == {"done": 10, "blocked": 1}, said
@@ -285,7 +285,7 @@ def test_a_broken_worker_is_replaced_and_costs_its_own_episodes_alone(name, writ
             await asyncio.gather(*map(play, range(episodes)))
             return {k: v for k, v in workflows.counts().items() if k.startswith("episodes/")}
 
-    with started(Limits(2, 2, 60.0)) as (processes, said):
+    with started(WorkerLimits(2, 2, 60.0)) as (processes, said):
         counts = asyncio.run(main(processes))
     failed = sum(n for name, n in counts.items() if name != "episodes/done")
     assert failed <= MOST_FAILURES + 2 * 8, (counts, said)  # eight at once; some succeed after the damage

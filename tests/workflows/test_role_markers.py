@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.workflows.conversation import Context, Continuity, following, opening
+from areal_like.workflows.conversation import Continuity, TemplateContext, following, opening
 
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|observation|>", "<|system|>", "<|assistant|>", "<|im_start|>", "<|im_end|>")
 
@@ -63,9 +63,9 @@ def continued(template: str, ends: tuple[str, ...], end: str, after: str) -> tup
     """The text behind a generated `a` and an end token, that of the template, and how the prompts compare."""
     own, first = tokenizer(template, ends), [{"role": "user", "content": "q"}]
     messages = [*first, {"role": "assistant", "content": "a"}, *NEXT[after]]
-    earlier = [*opening(own, first, Context()), *own.encode_text("a" + end)]
-    new, continuity = following(own, earlier, messages, 1, Context())
-    before = own.decode(opening(own, first, Context()), special=True) + "a"
+    earlier = [*opening(own, first, TemplateContext()), *own.encode_text("a" + end)]
+    new, continuity = following(own, earlier, messages, 1, TemplateContext())
+    before = own.decode(opening(own, first, TemplateContext()), special=True) + "a"
     prompt = own.decode([*earlier, *new], special=True)
     assert prompt.startswith(before)
     return prompt[len(before) :], own.render_chat(messages).removeprefix(before), continuity

@@ -20,7 +20,7 @@ from sandboxes import why_not
 
 from areal_like.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.backends import Recipe
-from areal_like.workflows.sandbox.handle import Result, Sandbox
+from areal_like.workflows.sandbox.handle import CommandResult, Sandbox
 from areal_like.workflows.sandbox.pool import MOST_AT_ONCE, Pool
 from areal_like.workflows.sandbox.protocol import SandboxError
 
@@ -44,7 +44,7 @@ def in_sandbox[T](body: Callable[[Sandbox], Awaitable[T]], settings: SandboxConf
     return asyncio.run(main())
 
 
-def run(command: str | list[str], **more: object) -> Result:
+def run(command: str | list[str], **more: object) -> CommandResult:
     """One command in a sandbox of its own."""
     return in_sandbox(lambda sandbox: sandbox.run(command, **more))  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ HOSTILE = {
 def test_a_limit_ends_a_command_and_its_sandbox_goes_on(name):
     command, limit = HOSTILE[name]
 
-    async def body(sandbox: Sandbox) -> tuple[Result, Result]:
+    async def body(sandbox: Sandbox) -> tuple[CommandResult, CommandResult]:
         met = await sandbox.run(command, timeout_s=1.0 if limit == "time" else HUNG_S)
         await sandbox.run("rm -rf *")
         return met, await sandbox.run("echo alive; ls -d /proc/[0-9]* | wc -l")
@@ -186,7 +186,7 @@ def test_a_cancelled_command_ends_with_its_sandbox():
 
 
 def test_commands_at_once_run_one_after_the_other():
-    async def body(sandbox: Sandbox) -> list[Result]:
+    async def body(sandbox: Sandbox) -> list[CommandResult]:
         return await asyncio.gather(*(sandbox.run("mkdir here && sleep 0.05 && rmdir here") for _ in range(4)))
 
     assert [result.status for result in in_sandbox(body)] == [0] * 4

@@ -16,7 +16,7 @@ from scripted import END, TEMPLATES, Model, says, session, tokenizer
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
-from areal_like.workflows.conversation import Context, Continuity
+from areal_like.workflows.conversation import Continuity, TemplateContext
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Session
 from areal_like.workflows.turn import Turn
@@ -214,7 +214,7 @@ def test_tool_calls_are_parsed_and_their_results_never_trained_on():
 def test_a_conversation_may_be_longer_than_python_calls_itself():
     turn = None
     for number in range(2 * sys.getrecursionlimit()):
-        turn = Turn(turn, np.array([number]), Response(), [], Context(), Continuity.EXACT)
+        turn = Turn(turn, np.array([number]), Response(), [], TemplateContext(), Continuity.EXACT)
     assert turn.tokens.tolist() == [each.new[0] for each in turn.path] == list(range(2 * sys.getrecursionlimit()))
 
 

@@ -93,7 +93,7 @@ class DriftAlarm:
         self._numbers = 0
 
     async def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Have every server score the probe of a batch within PROBE_S seconds in all.
+        """Score the probe of a batch on every server within PROBE_S seconds in all.
 
         A server that fails, as under a heavy load, is left out of this step and, by `Backoff`, of some that follow.
         """
@@ -186,7 +186,7 @@ class DriftAlarm:
     async def _cause(self, probe: Probe, found: dict[str, Distances], version: int, last: bool) -> str:
         """Return the likely cause; before the run ends, weights are compared by sending them once more.
 
-        Where these are the trainer's, further passes find what the first server computes differently.
+        Where these are the trainer's, further passes find the first server's difference.
         """
         anew = [name for name, each in found.items() if not each.anew <= self._allowed]
         weights = await self._differing_weights(version) if last and anew else None

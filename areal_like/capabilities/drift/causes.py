@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from areal_like.types import Floats
 
 FEW, MUCH = 0.05, 0.4  # this share of tokens carries that share where few experts differ; of rounding it has 0.2
-MOST = 0.8  # of the distance is that of tokens whose experts explain it
-SOME = 0.5  # experts that were chosen otherwise explain a distance if they are those of fewer tokens than this share
+MOST = 0.8  # of the distance belongs to tokens whose experts explain it
+SOME = 0.5  # experts that were chosen otherwise explain a distance if they belong to fewer tokens than this share
 GROWTH = 3.0  # factor from the first to the last quarter of the positions where rotary embeddings differ
 
 
@@ -50,7 +50,7 @@ class Distances:
 def likely_cause(
     found: Mapping[str, Distances], allowed: float, weights: Mapping[str, str] | None, *, has_experts: bool
 ) -> str:
-    """Return the likely cause and what to try, in sentences.
+    """Return the likely cause and remedy, in sentences.
 
     `weights` has the servers whose weights are not the trainer's; None where they were not compared.
     """
@@ -72,7 +72,7 @@ def likely_cause(
 
 
 def _pattern(found: Sequence[Distances], allowed: float, has_experts: bool) -> str:
-    """Return what the distances of single tokens point to."""
+    """Return the cause that the distances of single tokens point to."""
     apart = np.concatenate([each.apart for each in found])
     positions = np.concatenate([each.positions for each in found])
     routed = [each.rerouted for each in found if each.rerouted]
@@ -103,7 +103,7 @@ def _pattern(found: Sequence[Distances], allowed: float, has_experts: bool) -> s
 
 
 def _name_layer(routed: Sequence[Rerouted], apart: Floats) -> str:
-    """Return what experts that were replayed point to, '' where they do not explain the distance."""
+    """Return the cause that replayed experts point to, '' where they do not explain the distance."""
     if (wrong := next((each.wrong for each in routed if each.wrong is not None), None)) is not None:
         return (
             f"The experts that the servers return for layer {routed[0].layers[wrong]} are not those that they computed "

@@ -43,7 +43,7 @@ async def measure_pairs(
 
 
 async def find_wrong_layer(measure: Callable[[Routes], Awaitable[float]], routes: Routes, allowed: float) -> int | None:
-    """Return the first layer, as a column of `routes`, whose experts are not those that log-probs were computed with.
+    """Return the first layer, as a column of `routes`, with other experts than the log-probs.
 
     `measure` gives the trainer's distance at some routes. At `routes` it is beyond `allowed`. The layer is known only
     where the trainer agrees if its routers choose all experts by themselves; otherwise the result is None.

@@ -18,12 +18,12 @@ class DriftHook(Hook):
         self._alarms, self._record = alarms, record
 
     async def before_step(self, step: TrainingStep) -> None:
-        """Have the servers score the probes."""
+        """Score the probes on the servers."""
         with self._record.phase("drift probe"):
             await asyncio.gather(*(alarm.score(step.shares[name].trajectories) for name, alarm in self._alarms.items()))
 
     async def before_training(self, step: TrainingStep) -> None:
-        """Measure the largest distance, and that of each of several adapters."""
+        """Measure the largest distance, and each adapter's if there are several."""
         with self._record.phase("drift probe"):
             for name, alarm in self._alarms.items():
                 for tag, distance in (await alarm.compare(step.version)).items():

@@ -31,6 +31,6 @@ def by_subject() -> dict[str, dict[str, Explanation]]:
 
 
 def explanations() -> dict[str, Explanation]:
-    """Return every explanation, those of the compiler's rules included, by code."""
+    """Return every explanation, including the compiler's rules, by code."""
     own = {code: entry for entries in by_subject().values() for code, entry in entries.items()}
     return {**own, **codes.explanations()}

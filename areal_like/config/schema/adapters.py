@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 
 from areal_like.config.section import Section
 
-_ALTERNATIVES = {"reward": ("type", "function", "parts")}  # of which a section has one
+_ALTERNATIVES = {"reward": ("type", "function", "parts")}  # a section has one of them
 
 
 class AdapterConfig(Section):
@@ -25,7 +25,7 @@ class AdapterConfig(Section):
     """Settings of the algorithm in `actor` that differ."""
 
     def merge_into(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of a run that has this adapter alone, from those of the run."""
+        """Return the values of a run that has this adapter alone, from the run's."""
         merged = {**values, "adapters": {}, "algorithm": self.algorithm or values["algorithm"]}
         for name in ("train_dataset", "valid_dataset", "reward", "actor"):
             own: dict[str, Any] = getattr(self, name)
@@ -48,7 +48,7 @@ def _merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def _names(adapters: dict[str, AdapterConfig]) -> dict[str, AdapterConfig]:
-    """Check the names, which are those of directories, metrics and adapters on servers."""
+    """Check the names, which directories, metrics and adapters on servers have too."""
     for name in adapters:
         if not name.isascii() or not name.replace("_", "").replace("-", "").isalnum() or len(name) > 64:
             raise ValueError(f"a name has at most 64 letters, digits, `_` and `-`; {name!r} does not")

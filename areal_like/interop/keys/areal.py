@@ -1,4 +1,4 @@
-"""AReaL's keys, except those with the same name here, and its defaults."""
+"""AReaL's keys, except keys with the same name here, and its defaults."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ def _optimizer(role: str, ours: str) -> Table:
 
 
 def _megatron(role: str, ours: str) -> Table:
-    """Return the keys of the section `megatron` of `role`, mapped to that of our section `ours`."""
+    """Return the keys of the section `megatron` of `role`, mapped to our section `ours`."""
     t: Table = {f"{role}.megatron.{k}": e for k, e in shared.MEGATRON.items()}
     t[f"{role}.megatron.use_distributed_optimizer"] = (
         rename(f"{ours}.megatron.use_distributed_optimizer")

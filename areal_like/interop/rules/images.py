@@ -1,4 +1,4 @@
-"""Models of text and images: whether this engine trains the model, and what its Megatron layout needs."""
+"""Models of text and images: whether this engine trains the model, and the needs of its Megatron layout."""
 
 import re
 

@@ -219,7 +219,7 @@ def _agent_norm(peer: Translation) -> dict[str, Any]:
 
 
 def _turn_limits(peer: Translation) -> list[float]:
-    """Return the limits of a turn's tokens in an agentic pipeline, the least of which applies."""
+    """Return the limits of a turn's tokens in an agentic pipeline, the smallest one applies."""
     if not any(peer.keys_below("train_env_manager")):
         return []
     own = _INFER if any(peer.keys_below(_INFER)) else "train_env_manager.generating_args"

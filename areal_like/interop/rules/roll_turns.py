@@ -20,7 +20,7 @@ def data_parallel(peer: Translation) -> int | None:
 
 
 def credit_turns(peer: Translation, estimator: str) -> None:
-    """Write the credit and the weight of turns, each of which is a sample with a rendered prompt of its own."""
+    """Write the credit and the weight of turns; each turn is a sample with its own rendered prompt."""
     peer.ours["actor.turn_discount"] = peer.get("step_reward_gamma")
     peer.ours["episode.history"] = "as_deployed"
     if peer.get("loss_agg_mode") == "seq-mean-token-mean":

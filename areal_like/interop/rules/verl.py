@@ -131,7 +131,7 @@ def _divergence(peer: Translation, estimator: str) -> None:
 
 
 def _stream(peer: Translation) -> None:
-    """Write the batches of verl's fully asynchronous trainer: a step is what it trains between two weight updates."""
+    """Write the batches of verl's fully asynchronous trainer: a step trains all batches between two weight updates."""
     place = "async_training"
     updates, batches = (peer.get(f"{place}.{key}") for key in ("trigger_parameter_sync_step", "require_batches"))
     mini, whole = peer.get(f"{_ACTOR}.ppo_mini_batch_size"), peer.get("rollout.total_rollout_steps")

@@ -19,7 +19,7 @@ _JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj"
 
 
 def usual_name(layer: str) -> str:
-    """Return the last name of a layer, that of transformers for experts whose matrices have numbers."""
+    """Return the last name of a layer, transformers' name for experts with numbered matrices."""
     last = layer.rpartition(".")[2]
     return _NUMBERED.get(last, last)
 
@@ -35,7 +35,7 @@ def adapted_layers(targets: Sequence[str], model: Path) -> Mapping[str, list[int
 
 
 def _groups(experts: bool) -> Iterator[Sequence[str]]:
-    """Yield the layers of which SGLang needs all adapters or none."""
+    """Yield the layers that need all adapters or none in SGLang."""
     yield from _JOINED
     if experts:
         yield _OF_EXPERTS
@@ -47,7 +47,8 @@ def _is_linear(layer: str) -> bool:
 
 
 def _matrices(model: Path) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name and the shape of each matrix of the decoder's layers, without those for multi-token prediction."""
+    """Yield the name and the shape of each matrix of the decoder's layers, without layers for multi-token
+    prediction."""
     from safetensors import safe_open
 
     layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]

@@ -32,7 +32,7 @@ class ServedAdapter:
     names: Sequence[str] = (ONLY,)
 
     def as_argument(self) -> str:
-        """Return what follows FLAG."""
+        """Return the value after FLAG."""
         return json.dumps(asdict(self))
 
 
@@ -82,7 +82,7 @@ def _write_empty(adapter: ServedAdapter, layers: Mapping[str, Sequence[int]]) ->
 
 
 def _serve_to_all(name: str) -> None:
-    """Have every request use one adapter."""
+    """Use one adapter for every request."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
     generate = TokenizerManager.generate_request
@@ -95,7 +95,7 @@ def _serve_to_all(name: str) -> None:
 
 
 def _leave_memory_pageable() -> None:
-    """Have torch ignore requests for pinned memory, which fail without a GPU driver, as in SGLang's adapters."""
+    """Ignore torch's requests for pinned memory, which fail without a GPU driver, as in SGLang's adapters."""
     import torch
 
     def without_pinning(make: Any) -> Any:
@@ -110,7 +110,7 @@ def _leave_memory_pageable() -> None:
 
 
 def replace_adapters(runner: Any, paths: str) -> None:
-    """Replace adapters of this rank by those that lie at `paths`, a JSON object by name; generation is paused."""
+    """Replace adapters of this rank by the files at `paths`, a JSON object by name; generation is paused."""
     for name, path in json.loads(paths).items():
         _replace(runner.lora_manager, name, path)
 

@@ -1,6 +1,6 @@
 """The events that SGLang 0.5.17 streams as an answer to `/generate`, typed: a field of another type is an error.
 
-Decoding takes most of the time of reading answers, so only what is used is decoded, and nothing twice.
+Decoding takes most of the time of reading answers, so only used fields are decoded, and nothing twice.
 """
 
 from typing import Any, NamedTuple
@@ -129,7 +129,7 @@ class Info(msgspec.Struct):
     output_token_sampling_logprobs: list[float] | None = None
 
 
-class Event(msgspec.Struct):
+class AnswerEvent(msgspec.Struct):
     """News of the request's input number `index`, or an error, which is about all of them."""
 
     index: int = -1
@@ -137,4 +137,4 @@ class Event(msgspec.Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(Event).decode  # raises ValueError (msgspec.DecodeError)
+_decode = msgspec.json.Decoder(AnswerEvent).decode  # raises ValueError (msgspec.DecodeError)

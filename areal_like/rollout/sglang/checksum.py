@@ -1,7 +1,7 @@
-"""Checksums of the weights that a server was given, against those that the trainer has (`weight_update.checksum`).
+"""Checksums of the weights that a server received, against the trainer's (`weight_update.checksum`).
 
 Both sides add up the tensors under their Hugging Face names, each on the device that it is on: a server as they come
-into SGLang's `load_weights`, whichever way they came.
+into SGLang's `load_weights`, over any transport.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def numbers(checksums: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def note(model: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Have a model remember the checksums of its parameters and of its `adapter`, as it has them."""
+    """Store the present checksums of a model's parameters and of its `adapter`."""
     tensors = {**dict(model.named_parameters()), **adapter}
     model.noted = numbers({name: checksum(tensor) for name, tensor in tensors.items()})
 
@@ -50,7 +50,7 @@ def compare_noted(model: Any, adapter: Mapping[str, Tensor]) -> None:
 
 
 def watch(model: Any) -> None:
-    """Have a model keep the checksum of all that it loads from now on."""
+    """Record the checksum of all tensors that a model loads from now on."""
     load = model.load_weights if not hasattr(model, "received") else model.load_weights.__wrapped__
     received: dict[str, Tensor] = {}
 

@@ -1,4 +1,4 @@
-"""Tokens and log-probs of a streamed answer as bytes, of which the controller reads several times as many per second.
+"""Tokens and log-probs of a streamed answer as bytes, which the controller reads several times as fast.
 
 SGLang writes an id, a list and a label for each token in JSON: 44 bytes instead of 11, and three objects for Python to
 create.
@@ -21,7 +21,7 @@ _LOGPROB, _TOKEN = itemgetter(0), itemgetter(1)
 
 
 def send_columns() -> None:
-    """Have SGLang 0.5.17 stream answers to `/generate` with columns, in the process that serves HTTP."""
+    """Add columns to SGLang 0.5.17's streamed answers to `/generate`, in the process that serves HTTP."""
     from sglang.srt.entrypoints import http_server
 
     dump = http_server.dumps_json

@@ -26,7 +26,7 @@ def run_with_config_names(run: Callable[..., None], *arguments: Any, **options: 
 
 @cache  # a forked process has them already
 def restore_config_names() -> None:
-    """Have transformers' configurations answer to the names that SGLang reads."""
+    """Add the names that SGLang reads to transformers' configurations."""
     for path, names in _RENAMED.items():
         kind = _find(path)
         kind.attribute_map = {**kind.attribute_map, **names}
@@ -46,7 +46,7 @@ def _find(path: str) -> Any:
 
 
 def _count_expert_groups() -> None:
-    """Have the experts of a deepseek_v2 without groups be one group, which is what SGLang's models need."""
+    """Count the experts of a deepseek_v2 without groups as one group, as SGLang's models need."""
     kind = _find("deepseek_v2.DeepseekV2Config")
     complete = kind.__post_init__
 
@@ -59,7 +59,7 @@ def _count_expert_groups() -> None:
 
 
 def _complete_exaone4() -> None:
-    """Have exaone4's pattern of windows be letters, of which SGLang takes the number, and its rope have a base."""
+    """Convert exaone4's window pattern to the letters that SGLang counts, and give its rope a base."""
     kind = _find("exaone4.Exaone4Config")
     complete = kind.__post_init__
 
@@ -73,7 +73,7 @@ def _complete_exaone4() -> None:
 
 
 def _leave_out_deepstack() -> None:
-    """Have a qwen3_5 compute no DeepStack layers: transformers writes none, and SGLang takes those of a Qwen3-VL."""
+    """Disable DeepStack layers of a qwen3_5: transformers writes none, and SGLang defaults to Qwen3-VL's."""
     from sglang.srt.configs.qwen3_5 import Qwen3_5VisionConfig
 
     build = Qwen3_5VisionConfig.__init__
@@ -85,7 +85,7 @@ def _leave_out_deepstack() -> None:
 
 
 def _read_layer_types() -> None:
-    """Have SGLang find gated delta nets by `layer_types`, which transformers writes in place of an interval."""
+    """Read gated delta nets from `layer_types`, which transformers writes in place of an interval."""
     from sglang.srt.configs.qwen3_next import HybridLayerType, Qwen3NextConfig
 
     build, of_interval = Qwen3NextConfig.__init__, Qwen3NextConfig.layers_block_type.fget

@@ -26,7 +26,7 @@ def run_corrected(architectures: Collection[str], run: Callable[..., None], serv
 
 
 def complete_windows() -> None:
-    """Have Triton attention see the oldest token of a sliding window when it decodes, as it does in a prefill.
+    """Include the oldest token of a sliding window when Triton attention decodes, as in a prefill.
 
     A model's `sliding_window_size` is the number of tokens before the current one. Buffers of decoding steps hold so
     many tokens, the current one included (https://github.com/sgl-project/sglang/pull/32087).
@@ -62,7 +62,7 @@ def _with_current_token(method: Callable[..., Any], applies: Callable[..., bool]
 
 
 def activate_towers_as_configured() -> None:
-    """Have the vision tower of gemma3 compute the activation in its config: SGLang computes a coarser GELU for all."""
+    """Use the activation in the config of gemma3's vision tower: SGLang computes a coarser GELU for all."""
     from sglang.srt.models import siglip
     from transformers.activations import ACT2FN
 
@@ -76,7 +76,7 @@ def activate_towers_as_configured() -> None:
 
 
 def read_epsilon() -> None:
-    """Have exaone4 normalise queries and keys with the epsilon of its config: SGLang takes 1e-6."""
+    """Normalise exaone4's queries and keys with the epsilon of its config: SGLang takes 1e-6."""
     from sglang.srt.models.exaone4 import Exaone4Attention
 
     build = Exaone4Attention.__init__
@@ -88,7 +88,7 @@ def read_epsilon() -> None:
 
 
 def know_new_styles() -> None:
-    """Have SGLang know transformers 5's names of parallel layers whose output, or input, every rank has."""
+    """Add transformers 5's names of parallel layers with whole outputs or inputs to SGLang."""
     from sglang.srt.models import transformers
 
     known = {"colwise_gather_output": "colwise_rep", "rowwise_split_input": "rowwise_rep"}

@@ -1,6 +1,6 @@
 """The batch sizes for which a GPU server captures CUDA graphs of decoding passes.
 
-Without a graph the host launches a pass kernel by kernel, which takes 20 to 50 ms for 30 layers, whatever the batch.
+Without a graph the host launches a pass kernel by kernel, which takes 20 to 50 ms for 30 layers, with any batch.
 With one, a pass of a small model takes 2 to 15 ms. A batch between two sizes runs in the graph of the larger one.
 """
 
@@ -25,7 +25,7 @@ def graph_options(config: RunConfig, servers: int, model: Mapping[str, Any]) -> 
 
 
 def most_at_once(config: RunConfig, servers: int) -> int:
-    """Return the most sequences that one of the `servers` runs: those of a staleness bound that is used up.
+    """Return the most sequences that one of the `servers` runs, at the staleness bound.
 
     A batch that is never run is not captured either, which saves a part of the server's start.
     """

@@ -64,7 +64,7 @@ def write_delta(path: Path, pieces: Mapping[tuple[str, int], Tensor]) -> str:
 
 
 def read_layout(path: Path) -> Layout:
-    """Return which tensors a full copy has, in an order in which each of them is aligned."""
+    """Return the tensors of a full copy, in an order that aligns each of them."""
     with safe_open(path, "pt") as file:
         return [(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(file.metadata()[LAYOUT])]
 

@@ -38,7 +38,7 @@ class Downloads:
         self._newest: object = None
 
     def fetch(self, source: FileSource, files: Sequence[WeightFile], keep: Collection[str], timeout_s: float) -> None:
-        """Download files that are missing, and remove those that are not in `keep`; raise DownloadError."""
+        """Download missing files, and remove files that are not in `keep`; raise DownloadError."""
         own = self._newest = object()
         deadline = time.monotonic() + timeout_s
         with self._lock:
@@ -99,7 +99,7 @@ class Downloads:
 
 
 def add_route(app: Any) -> None:
-    """Have a server's `app` take the requests of `Server.download`."""
+    """Add the route of `Server.download` to a server's `app`."""
     downloads = Downloads()
 
     @app.post(DOWNLOAD)

@@ -6,9 +6,9 @@ from typing import Any
 
 
 def measure_feed_forward() -> None:
-    """Have adapters of a layer's shared expert, or of a dense layer, sized by its matrices.
+    """Size adapters of a layer's shared expert, or of a dense layer, by its matrices.
 
-    SGLang takes sizes in config.json, which are those of another layer in qwen2_moe.
+    SGLang takes sizes in config.json, which belong to another layer in qwen2_moe.
     """
     from sglang.srt.lora import mem_pool
     from sglang.srt.lora.layers import BaseLayerWithLoRA, FusedMoEWithLoRA

@@ -49,7 +49,7 @@ def is_marked(name: str) -> bool:
 
 
 def add_route(app: Any) -> None:
-    """Have a server's `app` take the requests of `Server.give_up_group`."""
+    """Add the route of `Server.give_up_group` to a server's `app`."""
     from fastapi import Body
 
     @app.post(GIVE_UP)
@@ -67,7 +67,7 @@ def _is_over(work: Work) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # raises what the call did
+        work.wait()  # raises the call's error
     return True
 
 

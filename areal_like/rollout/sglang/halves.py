@@ -15,7 +15,7 @@ _FUSED, _HALVES = "fused_qkv_a_proj_with_mqa", ("q_a_proj", "kv_a_proj_with_mqa"
 
 
 def join_halves(model: Any, tensors: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Return the tensors that can be loaded now: halves wait for their other halves, of which copies are kept.
+    """Return the tensors that can be loaded now: halves wait, as copies, for their other halves.
 
     A half that an interrupted update has left is replaced by the next update, which sends them in the same order.
     """

@@ -3,7 +3,7 @@
 SGLang 0.5.17 makes a mask for such a prefill (`sglang/srt/models/gemma3_mm.py`), but
 
 - its kernel skips keys behind a block of 64 or 128 queries, which cuts every longer image;
-- layers with sliding windows hide tokens of images that are longer than the window, unlike those of transformers;
+- layers with sliding windows hide tokens of images that are longer than the window, unlike in transformers;
 - an image of which the cache holds the beginning gets a causal mask;
 - the server ends at a prefill of requests with images and requests without.
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 # No pass may end within an image, and a captured prefill would keep the mask that it was captured with
 _ARGUMENTS = ("--enable-multimodal", "--chunked-prefill-size", "-1", "--disable-prefill-cuda-graph")
 _ATTENTION = "--attention-backend"
-_KERNELS = ("extend_attention_fwd", "extend_attention_fwd_unified")  # the second is that of deterministic inference
+_KERNELS = ("extend_attention_fwd", "extend_attention_fwd_unified")  # the second serves deterministic inference
 
 
 def adapt_arguments(arguments: list[str]) -> list[str]:
-    """Return a GPU server's arguments, with those that such a model needs: Triton's attention alone has masks."""
+    """Return a GPU server's arguments, with additions for such a model: Triton's attention alone has masks."""
     if read_fields(arguments).get("model_type") not in SEES_WHOLE_IMAGES:
         return arguments
     return [*arguments, *_ARGUMENTS, *(() if _ATTENTION in arguments else (_ATTENTION, "triton"))]
@@ -104,7 +104,7 @@ def wrap_kernel(kernel: Callable[..., None], backend: Any) -> Callable[..., None
 
 
 def see_whole_images() -> None:
-    """Have gemma3 compute its image tokens by these masks."""
+    """Compute gemma3's image tokens with these masks."""
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.model_executor.forward_context import get_attn_backend
     from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration

@@ -1,9 +1,9 @@
 """Images of requests, whose tokens are computed as they were sent, with a token for each part of an image.
 
 SGLang 0.5.17 decodes the tokens of a request with images to text, and tokenises that again with the images. The result
-may be other tokens than those that are trained, and an image token that a model has sampled takes an image's place. And
-its processors import models whose kernels a CPU does not have. Here only the pixels are computed, by transformers'
-image processor on the CPU as the trainer does, and once for the samples of a group.
+may differ from the trained tokens, and an image token that a model has sampled takes an image's place. And its
+processors import models whose kernels a CPU does not have. Here only the pixels are computed, by transformers' image
+processor on the CPU as the trainer does, and once for the samples of a group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLED = 3  # image tokens in a row that a model may have sampled; an image tak
 
 
 @dataclass(frozen=True)
-class Picture:
+class ServedImage:
     """An image as SGLang's model takes it, how many tokens it has, and their rows and columns, () for one size."""
 
     item: Any
@@ -39,7 +39,7 @@ class Picture:
 
 
 def keep_sent_tokens(family: str) -> None:
-    """Have SGLang compute the images of a family's requests as described above; other families are left as they are."""
+    """Compute the images of a family's requests as described above; leave other families as they are."""
     from sglang.srt.managers import tokenizer_manager
 
     if family not in (*GRID, *FIXED):
@@ -56,7 +56,7 @@ class SentTokens:
     def __init__(self, config: Any, processor: Any) -> None:
         self._config, self._processor = config, processor.image_processor
         self._token = image_token(config.to_dict())
-        self._pictures: OrderedDict[str, asyncio.Future[Picture]] = OrderedDict()
+        self._pictures: OrderedDict[str, asyncio.Future[ServedImage]] = OrderedDict()
         self._readers = ThreadPoolExecutor(READERS)
 
     async def process_mm_data_async(self, image_data: Sequence[str], input_text: Sequence[int], **_: Any) -> Any:
@@ -78,7 +78,7 @@ class SentTokens:
             made.mrope_position_delta = (made.mrope_positions.max() + 1 - len(tokens)).reshape(1, 1)
         return made
 
-    async def _picture(self, encoded: str) -> Picture:
+    async def _picture(self, encoded: str) -> ServedImage:
         """Return an image's pixels, which are computed once for requests that come together."""
         if encoded not in self._pictures:
             loop = asyncio.get_running_loop()
@@ -91,18 +91,18 @@ class SentTokens:
             self._pictures.pop(encoded, None)
             raise
 
-    def _read(self, encoded: str) -> Picture:
+    def _read(self, encoded: str) -> ServedImage:
         from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
         given = dict(self._processor(images=[decode(base64.b64decode(encoded))], return_tensors="pt"))
         grid = given.get("image_grid_thw")
         item = MultimodalDataItem(Modality.IMAGE, feature=given["pixel_values"])
         if grid is None:
-            picture = Picture(item, self._config.mm_tokens_per_image, ())
+            picture = ServedImage(item, self._config.mm_tokens_per_image, ())
         else:
             item.set("image_grid_thw", grid)
             rows, columns = (int(size) // self._config.vision_config.spatial_merge_size for size in grid[0, 1:])
-            picture = Picture(item, rows * columns, (rows, columns))
+            picture = ServedImage(item, rows * columns, (rows, columns))
         item.set_pad_value()
         return picture
 

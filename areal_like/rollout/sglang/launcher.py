@@ -67,7 +67,7 @@ def _refusal(name: str) -> Callable[..., Never]:
 
 
 def close_to_strangers() -> None:
-    """Have the token asked for everywhere but at /health, which then generates nothing.
+    """Require the token on every path except /health, which then generates nothing.
 
     SGLang asks for none at all paths that begin with /health or /metrics, nor at its WebSocket.
     """
@@ -86,7 +86,7 @@ def close_to_strangers() -> None:
 
 
 def leave_out_other_models(architectures: Sequence[str]) -> None:
-    """Have SGLang import none of its models but these; all of them where it does not have these by their names.
+    """Import only these models of SGLang; all of them if it lacks one of these names.
 
     `sglang/srt/models/registry.py` imports every module that the variable does not name. A user's own value stays.
     """
@@ -100,9 +100,9 @@ def leave_out_other_models(architectures: Sequence[str]) -> None:
 
 
 def end_at_once() -> None:
-    """Have a server end as soon as one of its processes has; a user's own values stay.
+    """End a server as soon as one of its processes ends; a user's own values stay.
 
-    SGLang would examine those that live, for 5 s and on GPUs for 60 s more: longer than an update waits to hear that
+    SGLang would examine living processes, for 5 s and on GPUs for 60 s more: longer than an update waits to hear that
     this is why it failed.
     """
     for variable in ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"):

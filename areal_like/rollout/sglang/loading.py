@@ -1,6 +1,6 @@
 """Loads buckets as SGLang's `load_weights` does, without its cost for each tensor.
 
-`load_weights` finds out in Python which part of which tensor goes where, about 0.1 ms for each on a slow host: longer
+`load_weights` maps parts of tensors to parameters in Python, about 0.1 ms for each on a slow host: longer
 than the copies take, and requests wait meanwhile. It comes to the same each time. So its copies are noted at the first
 update, and made all at once from then on; a model that does more than copy is loaded by SGLang each time.
 """
@@ -70,7 +70,7 @@ def load(model: Any, flat: Tensor, layout: Layout, where: list[int]) -> None:
 
 
 def renew_copies(model: Any) -> None:
-    """Make anew what a model has made of its weights in its first pass, where CUDA graphs look for it.
+    """Compute again the values that a model derived from its weights in its first pass, in place for CUDA graphs.
 
     The routers of GLM-4-MoE keep their weights in float32 (`sglang/srt/models/glm4_moe.py`, 0.5.17).
     """
@@ -97,7 +97,7 @@ class _Copy:
 class _Plan:
     """Copies into a model's parameters, which have `addresses`.
 
-    What is filled with a number, as the rows of an embedding beyond the vocabulary, stays as it is.
+    Constant fills, such as the rows of an embedding beyond the vocabulary, stay as they are.
     """
 
     addresses: list[int]
@@ -126,7 +126,7 @@ class _Plan:
 
 @contextmanager
 def _threads_noted(plan: _Plan) -> Iterator[None]:
-    """Note that other threads do a part, of which `_Noting` sees nothing: it is of one thread."""
+    """Note that other threads do a part, which `_Noting` cannot see: it watches one thread."""
     submit = ThreadPoolExecutor.submit
 
     def note(self: ThreadPoolExecutor, *arguments: Any, **options: Any) -> Any:
@@ -141,7 +141,7 @@ def _threads_noted(plan: _Plan) -> Iterator[None]:
 
 
 class _Noting(TorchDispatchMode):
-    """Notes in a plan what is copied out of `flat`, filled, and whether more is done than to take views."""
+    """Notes copies out of `flat` and fills in a plan, and any operation other than views."""
 
     def __init__(self, flat: Tensor, plan: _Plan) -> None:
         super().__init__()

@@ -19,10 +19,10 @@ ROWS = 8192  # slots that are copied at once; torch keeps the pinned memory of t
 
 
 def keep(scheduler: Any) -> Callable[[], None] | None:
-    """Copy all slots that requests hold, and which these are; returns what brings them back.
+    """Copy all slots that requests hold, and their assignment; return the function that restores them.
 
-    None where no request holds any; the cache is empty then. Raises NotImplementedError for a cache of another form
-    than that of plain or latent attention.
+    None where no request holds any; the cache is empty then. Raises NotImplementedError for a cache of other attention
+    than plain or latent.
     """
     waiting, scheduler.waiting_queue = scheduler.waiting_queue, []  # waiting requests hold no slot
     try:
@@ -39,7 +39,7 @@ def keep(scheduler: Any) -> Callable[[], None] | None:
     places = _to_host(table, len(table))
     _synchronize(table)
     if table.is_cuda:
-        torch.cuda.empty_cache()  # what passes have used, which `flush_cache` does elsewhere
+        torch.cuda.empty_cache()  # memory of passes, which `flush_cache` frees elsewhere
 
     def bring_back() -> None:
         for (buffer, rows), host in zip(parts, kept, strict=True):
@@ -51,7 +51,7 @@ def keep(scheduler: Any) -> Callable[[], None] | None:
 
 
 def _drop_what_nobody_holds(tree: Any) -> None:
-    """Empty the cache but for what running requests hold: after the pause all prefixes are of older weights."""
+    """Empty the cache except for slots of running requests: after the pause all prefixes have older weights."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
     tree.evict(EvictParams(num_tokens=tree.evictable_size()))
@@ -91,7 +91,7 @@ def _synchronize(tensor: Tensor) -> None:
 
 @contextmanager
 def as_if_idle(updater: Any) -> Iterator[None]:
-    """Have SGLang's updater release memory although requests wait or run: the caller has seen to what they hold.
+    """Let SGLang's updater release memory although requests wait or run: the caller has saved their slots.
 
     It unmaps memory at once, which kernels of any stream may still read, so the device finishes before.
     """

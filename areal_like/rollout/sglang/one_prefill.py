@@ -1,7 +1,7 @@
 """Samples of one prompt that wait together: the first is prefilled, the others find its keys and values in the cache.
 
 SGLang prefills them all in one pass, each for itself. On a CPU, where a pass costs little more than its tokens do, the
-other samples had better wait for the next pass, of which every one is a token then.
+other samples wait for the next pass, which computes one token for each.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def prefilling_once() -> type:
 
         @property
         def _prefills_once(self) -> bool:
-            """Deterministic samples do not depend on what the cache holds."""
+            """Deterministic samples do not depend on the cache."""
             shares = not (self.server_args.disable_radix_cache or self.server_args.enable_deterministic_inference)
             return self.device == "cpu" and shares
 

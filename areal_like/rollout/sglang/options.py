@@ -152,7 +152,7 @@ def server_arguments(
         "random-seed": np.random.SeedSequence([config.seed, index]).generate_state(1)[0],
         "skip-tokenizer-init": True,
         "skip-server-warmup": True,
-        "incremental-streaming-output": True,  # each chunk of an answer holds what is new in it
+        "incremental-streaming-output": True,  # each chunk of an answer holds only new tokens
         **_UNGUIDED,
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
@@ -235,7 +235,7 @@ def _scorer(
     device: str,
     own: Mapping[str, object],
 ) -> tuple[str, ...]:
-    """Return the arguments of a server that scores responses: those of every such server, and its `own`."""
+    """Return the arguments of a server that scores responses: the common ones, and its `own`."""
     options: dict[str, object] = {
         "model-path": directory,
         "dtype": dtype or config.actor.dtype,

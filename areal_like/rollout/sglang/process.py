@@ -20,7 +20,7 @@ from areal_like.runtime.logs import shorten_log
 POLL_S = 0.2
 ANSWER_S = 30.0  # that a server has for its first token; then it is asked again
 ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
-# what SGLang writes in its log on the way, in order
+# lines of SGLang's log during the start, in order
 STAGES = {
     "server_args=": "read its arguments",
     "Init torch distributed ends": "brought its ranks together",

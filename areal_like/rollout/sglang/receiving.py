@@ -24,10 +24,10 @@ _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, O
 
 
 def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load the bucket exported on its device.
+    """Load the bucket exported on its device on every rank of a server (`group`).
 
     WATCH and COMPARE instead of handles enclose an update over any transport whose checksums are compared, NOTE and
-    COMPARE_NOTED one that sends what the server should have.
+    COMPARE_NOTED enclose one that sends the server's present weights.
     """
     if NOTE in handles:
         return _on_each(group, lambda: note(runner.model, adapter_tensors(runner)))
@@ -45,7 +45,7 @@ def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tup
 
 
 def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) load all buckets as the trainer broadcasts them, the next one meanwhile.
+    """Load all buckets of a broadcast on every rank of a server (`group`), receiving the next one meanwhile.
 
     One request of SGLang's `/update_weights_from_distributed` names them all: its `load_format` has how many of the
     tensors each bucket holds, as a JSON list.
@@ -54,7 +54,7 @@ def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]
 
 
 def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
-    """Have every rank of a server (`group`) `read` a checkpoint, SGLang's own way, whose answer is one rank's alone."""
+    """`read` a checkpoint on every rank of a server (`group`); SGLang's own answer is one rank's alone."""
 
     def work() -> None:
         answer = read()
@@ -65,7 +65,7 @@ def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
 
 
 def _receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
-    """Have every rank of a server load the weights after the last of a chain of files.
+    """Load the weights after the last of a chain of files on every rank of a server.
 
     The first update creates the server's copy of the weights, in a file that the request's token names. After a failure
     the next update begins with the full copy.
@@ -98,7 +98,7 @@ def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
     except _FAILURES as error:
         problem = f"failed to load: {type(error).__name__}: {error}"
     problems: list[Any] = [problem] * torch.distributed.get_world_size(group)
-    if len(problems) > 1:  # to ask oneself takes half a millisecond, in which requests wait
+    if len(problems) > 1:  # asking oneself takes half a millisecond while requests wait
         torch.distributed.all_gather_object(problems, problem, group=group)
     told = [f"rank {rank} {problem}" for rank, problem in enumerate(problems) if problem]
     return not told, "; ".join(told) or "loaded"
@@ -142,7 +142,7 @@ def _load_buckets(runner: Any, request: Any) -> None:
 
 
 def _waiting(sender: Any, name: str) -> Callable[[Any], None]:
-    """Return what waits for a broadcast: over gloo until the controller gives the group up."""
+    """Return the function that waits for a broadcast: over gloo until the controller gives the group up."""
     if torch.distributed.get_backend(sender) != "gloo":
         return lambda work: work.wait()
     return partial(wait_for, group=sender, is_given_up=partial(is_marked, name))

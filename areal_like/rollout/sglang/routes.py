@@ -1,8 +1,8 @@
 """Experts of every token, as SGLang 0.5.17 records them, for all families and in less memory.
 
 SGLang records int32, and keeps as much for each slot of the KV cache in pinned memory of the host, which a machine
-without CUDA does not have. Here both buffers have the smallest type that holds an expert's number, which is what
-answers are made of: a quarter of the bytes for up to 255 experts.
+without CUDA does not have. Here both buffers have the smallest type that holds an expert's number, as in answers: a
+quarter of the bytes for up to 255 experts.
 """
 
 import re
@@ -17,7 +17,7 @@ _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")  # names in c
 
 
 def record_compactly(server: Any) -> None:
-    """Have a scheduler that is not started yet record experts in small types; `server` are its ServerArgs."""
+    """Record experts in small types in a scheduler that has not started; `server` are its ServerArgs."""
     import torch
     from sglang.srt.state_capturer import base
 

@@ -1,7 +1,7 @@
 """SGLang's scheduler process for a teacher: log-probs of given tokens at the temperature of the policy.
 
-SGLang 0.5.17 applies a temperature to the tokens that it generates and never to its input, whose log-probs are always
-those of temperature 1. A teacher generates nothing, so all of its logits are divided.
+SGLang 0.5.17 applies a temperature to the tokens that it generates and never to its input, whose log-probs always have
+temperature 1. A teacher generates nothing, so all of its logits are divided.
 """
 
 from __future__ import annotations

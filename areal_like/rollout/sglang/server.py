@@ -26,7 +26,7 @@ RECEIVE, LOAD, OPEN_EXPORTED = (
     "/update_weights_from_disk",
     "/update_weights_from_ipc",
 )
-SERVER_SHARE = 0.9  # of the time of a download; then the server itself reports what failed
+SERVER_SHARE = 0.9  # of the time of a download; then the server itself reports the failure
 
 type Body = dict[str, Any]
 
@@ -109,7 +109,7 @@ class Server:
         await self.connection.post("/resume_memory_occupation", {"tags": [part]}, timeout_s)
 
     async def join_group(self, group: WeightGroup, first_rank: int, timeout_s: float) -> None:
-        """Have the server's ranks join a group, the first of them as rank `first_rank`."""
+        """Make the server's ranks join a group, the first of them as rank `first_rank`."""
         body = {
             "master_address": group.address,
             "master_port": group.port,
@@ -122,12 +122,12 @@ class Server:
         await self.connection.update("/init_weights_update_group", body, timeout_s)
 
     async def leave_group(self, name: str, timeout_s: float) -> None:
-        """Have the server's ranks leave a group."""
+        """Make the server's ranks leave a group."""
         self.group = None
         await self.connection.update("/destroy_weights_update_group", {"group_name": name}, timeout_s)
 
     async def give_up_group(self, name: str, timeout_s: float) -> None:
-        """Have the server's ranks wait no longer for a broadcast in a group, whose update fails."""
+        """Stop the server's ranks from waiting for a broadcast in a group; its update fails."""
         await self.connection.update(GIVE_UP, {"group_name": name}, timeout_s)
 
     async def receive(self, request: Body, timeout_s: float) -> None:
@@ -151,7 +151,7 @@ class Server:
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
     async def load_files(self, chain: Chain, version: int, timeout_s: float) -> None:
-        """Load the weights after a chain of files as `version`; the server reads those that it has not read before."""
+        """Load the weights after a chain of files as `version`; the server reads only new ones."""
         await self.open_exported({FILES: chain.to_json(secrets.token_hex(8))}, version, timeout_s)
 
     async def download(self, source: FileSource, chain: Chain, state: str | None, timeout_s: float) -> None:
@@ -161,11 +161,11 @@ class Server:
         await self.connection.update(DOWNLOAD, body | {"timeout_s": SERVER_SHARE * timeout_s}, timeout_s)
 
     async def load_adapters(self, paths: Mapping[str, str], version: int, timeout_s: float) -> None:
-        """Replace adapters, by name, by those in directories; what the server then has is `version`."""
+        """Replace adapters, by name, by the files in directories; the server then has `version`."""
         await self.open_exported({ADAPTERS: json.dumps(paths)}, version, timeout_s)
 
     async def watch_checksums(self, timeout_s: float) -> None:
-        """Have the server compute the checksums of all tensors that it loads from now on."""
+        """Start computing checksums of all tensors that the server loads."""
         await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {WATCH: ""}, "flush_cache": False}, timeout_s)
 
     async def compare_checksums(self, expected: str, timeout_s: float) -> None:
@@ -174,7 +174,7 @@ class Server:
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
     async def note_weights(self, timeout_s: float) -> None:
-        """Have the server remember the checksums of its weights."""
+        """Store the checksums of the server's weights on the server."""
         await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {NOTE: ""}, "flush_cache": False}, timeout_s)
 
     async def compare_noted(self, timeout_s: float) -> None:
@@ -229,15 +229,16 @@ class Server:
     ) -> Floats:
         """Return the log-prob of each token after those before it, `[tokens]`; 0 up to token `start`.
 
-        Tokens up to `start` may come from the server's prefix cache; with `cache`, from what other requests of this
-        name computed and from nothing else.
+        Tokens up to `start` may come from the server's prefix cache; with `cache`, only from other requests of this
+        name.
         """
         return (await self.token_scores(tokens, timeout_s, start=start, cache=cache))[0]
 
     async def top_ids(
         self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0, cache: str | None = None
     ) -> tuple[Floats, TopIds]:
-        """Return what `token_logprobs` does, and the `k` likeliest ids after the tokens before each, 0 up to `start`.
+        """Return the log-probs of `token_logprobs`, and the `k` likeliest ids after the tokens before each, 0 up to
+        `start`.
 
         Source: SGLang 0.5.17, `return_flat_raw_top_logprobs` in `io_struct.py`.
         """
@@ -261,9 +262,9 @@ class Server:
         images: Images = (),
         adapter: str | None = None,
     ) -> tuple[Floats, Routes | None]:
-        """Return what `token_logprobs` does and, with a `shape`, the experts that each token was computed with.
+        """Return the log-probs of `token_logprobs` and, with a `shape`, the experts that each token was computed with.
 
-        `images` are those of the tokens up to `start`. `adapter` is the name of one of several that the server has.
+        `images` belong to the tokens up to `start`. `adapter` is the name of one of several that the server has.
         """
         more: Body = {} if shape is None else {"return_routed_experts": True}
         if adapter is not None:
@@ -320,7 +321,7 @@ def generation_request(
     """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
 
     With `routes_from` the answers have the experts of every token from that one on; where `masks` is true they have the
-    ids that each token was sampled from. `images` are those of each input, and `adapters` the names of theirs.
+    ids that each token was sampled from. `images` and `adapters` (names) have an item for each input.
     """
     body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
     if routes_from is not None:

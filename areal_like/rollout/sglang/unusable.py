@@ -1,4 +1,4 @@
-"""Errors of servers whose answers lack what the trainer needs beside tokens and log-probs.
+"""Errors of servers whose answers lack further values for the trainer.
 
 A repetition would not help: the server computes the same again.
 """

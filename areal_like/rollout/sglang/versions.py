@@ -1,10 +1,9 @@
 """Version labels of tokens, and other parts that SGLang 0.5.17 lacks for weight updates under running requests.
 
 SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
-- a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
-- prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights, nor,
-  where a restarted trainer sends a version once more, of the weights that had its number before; embeddings of images
-  are forgotten;
+- a version for each token, in `meta_info`; all requests of a pass share it, as a pass runs under one version;
+- a separate prefix cache for each version, and for each time that a restarted trainer sends a version again; embeddings
+of images are removed;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
@@ -54,7 +53,7 @@ def labelling_scheduler() -> type:
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
             # Passes and updates alternate here. A pass's tokens may be collected only after an update (overlap
-            # schedule), and what is called below is not called where a CUDA graph is replayed: neither could report it.
+            # schedule), and a replayed CUDA graph skips the calls below: neither could report it.
             result = super().run_batch(batch, *arguments, **options)
             if (output := getattr(result, "logits_output", None)) is not None:
                 output.customized_info = {LABELS: [self.version] * len(batch.reqs)}
@@ -84,7 +83,7 @@ def labelling_scheduler() -> type:
             super()._add_request_to_queue(request, *arguments, **options)
 
         def _keep_apart(self, request: Any) -> None:
-            """Have a request share prefixes within this version alone; it waits, so it holds none yet."""
+            """Restrict a request to prefixes of this version; it waits, so it holds none yet."""
             if not hasattr(request, "key_of_caller"):
                 request.key_of_caller = request.extra_key or ""
             request.extra_key = f"{request.key_of_caller}@{self.rewinds}.{self.version}"

@@ -16,7 +16,7 @@ from areal_like.trainer.fsdp import optimizer
 
 
 @dataclass
-class _Adapter:
+class _ShardedAdapter:
     """State of an adapter while another one is in use; `values` are this rank's shards of its matrices."""
 
     values: Sequence[Tensor]
@@ -27,7 +27,7 @@ class _Adapter:
 
 
 @dataclass(eq=False)
-class AdapterStates:
+class FSDPAdapterStates:
     """The adapters of an engine by name, which all begin with the present values of its trained parameters.
 
     The adapter in use is in the parameters, the optimizer, its schedule and the loss scale; `select` exchanges it.
@@ -39,12 +39,12 @@ class AdapterStates:
     schedule: LambdaLR
     scaler: GradScaler
     in_use: str = field(init=False)
-    _others: dict[str, _Adapter] = field(init=False)
+    _others: dict[str, _ShardedAdapter] = field(init=False)
 
     def __post_init__(self) -> None:
         self.in_use, *others = self.names
         self._others = {
-            name: _Adapter([shard.clone() for shard in self._shards()], defaultdict(dict), *self._place())
+            name: _ShardedAdapter([shard.clone() for shard in self._shards()], defaultdict(dict), *self._place())
             for name in others
         }
 
@@ -53,7 +53,7 @@ class AdapterStates:
         if name == self.in_use:
             return skipped
         coming = self._others.pop(name)
-        self._others[self.in_use] = _Adapter(coming.values, self.optimizer.state, *self._place(), skipped)
+        self._others[self.in_use] = _ShardedAdapter(coming.values, self.optimizer.state, *self._place(), skipped)
         with torch.no_grad():
             for shard, value in zip(self._shards(), coming.values, strict=True):
                 before = shard.clone()

@@ -69,7 +69,7 @@ def has_tower(model: PreTrainedModel) -> bool:
 
 
 def tower_parts(model: PreTrainedModel) -> Iterator[torch.nn.Module]:
-    """Yield the parts of a model before its language model: the tower, and what projects the tower's output."""
+    """Yield the parts of a model before its language model: the tower, and the projection of its output."""
     yield from (part for name, part in model.base_model.named_children() if name != LANGUAGE)
 
 

@@ -18,9 +18,10 @@ _MODEL = "model."  # begins the name of each of the model's tensors in a checkpo
 
 
 def to_hugging_face(path: Path, config_path: Path, tokenizer: Path, dtype: str, target: Path | None) -> str:
-    """Write what `FSDPEngine.save` wrote to `path` in Hugging Face form into the empty directory `target`, if any.
+    """Convert the checkpoint of `FSDPEngine.save` at `path` to Hugging Face form in the empty directory `target`, if
+    any.
 
-    `dtype` is that of the new weights. Returns what was done. Raises CheckpointError.
+    `dtype` belongs to the new weights. Returns a summary. Raises CheckpointError.
     """
     check_description(path)
     found = checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata

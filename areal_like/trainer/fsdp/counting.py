@@ -23,8 +23,8 @@ _CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk")
 class Count(BaseModel):
     """Result of a count; `problem` is a sentence if nothing could be counted.
 
-    `shape` has fields of a ModelSpec, `counted` those of a Counted. `tensors` are the shapes of a checkpoint's tensors,
-    `ignored` regular expressions of further ones that transformers leaves out when it loads a checkpoint.
+    `shape` has fields of a ModelSpec, `counted` fields of a Counted. `tensors` are the shapes of a checkpoint's
+    tensors, `ignored` regular expressions of further ones that transformers leaves out when it loads a checkpoint.
     """
 
     problem: str = ""
@@ -40,7 +40,7 @@ def count(config: Mapping[str, JsonValue]) -> Count:
     try:
         of_model = CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config))
         model = empty_model(of_model)
-    except Exception as error:  # noqa: BLE001  of any kind: only the family's own code knows what its fields mean
+    except Exception as error:  # noqa: BLE001  of any kind: only the family's own code knows the meaning of its fields
         return Count(problem=f"transformers cannot build the model: {type(error).__name__}: {_first_line(error)}")
     layers = decoder_layers(model)
     if not layers or not _first_whole(of_model, ("num_attention_heads",)):

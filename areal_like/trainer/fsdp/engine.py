@@ -31,12 +31,12 @@ from areal_like.trainer.base import BaseEngine
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.fsdp import attention, lora, optimizer
-from areal_like.trainer.fsdp.adapter_states import AdapterStates
+from areal_like.trainer.fsdp.adapter_states import FSDPAdapterStates
 from areal_like.trainer.fsdp.checkpoint_names import has_tower, head_name, in_checkpoint, kept_tensors
 from areal_like.trainer.fsdp.grid import make_grid
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
-from areal_like.trainer.fsdp.router_replay import RouterReplay
+from areal_like.trainer.fsdp.router_replay import FSDPRouterReplay
 from areal_like.trainer.fsdp.vision import Vision
 from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.means import global_means
@@ -58,7 +58,7 @@ class FSDPEngine(BaseEngine):
         self._models = [self._model]
         self._vision = Vision(self._model, spec.path) if has_tower(self._model) else None
         check_packing(self._model, self._vision, spec, self._grid, self.device)
-        self._replay = RouterReplay(self._model)
+        self._replay = FSDPRouterReplay(self._model)
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
@@ -99,11 +99,11 @@ class FSDPEngine(BaseEngine):
     def _adapters(self) -> Iterator[tuple[str, lora.Adapter]]:
         return lora.adapters_in_files(self._model)
 
-    def _make_adapter_states(self) -> AdapterStates | None:
+    def _make_adapter_states(self) -> FSDPAdapterStates | None:
         if not self._spec.adapters:
             return None
         trained = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return AdapterStates(self._spec.adapters, trained, self._optimizer, self._schedule, self._scaler)
+        return FSDPAdapterStates(self._spec.adapters, trained, self._optimizer, self._schedule, self._scaler)
 
     def _exchange(self, adapter: str, skipped: int) -> int:
         if self._adapter_states is None:
@@ -159,7 +159,7 @@ class FSDPEngine(BaseEngine):
         gc.collect()
 
     def _state(self) -> dict[str, Any]:
-        """Return what `save` writes; only weights for a reference."""
+        """Return the state that `save` writes; only weights for a reference."""
         if self._spec.optimizer is None:
             return {"model": get_model_state_dict(self._model)}
         if not self._optimizer.state:
@@ -216,7 +216,7 @@ class FSDPEngine(BaseEngine):
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
         with torch.no_grad():
             outputs = [self._columns(micro_batch, temperature)[0] for micro_batch in micro_batches]
-            self._model.reshard()  # what only a backward pass would do
+            self._model.reshard()  # otherwise only a backward pass does
         return outputs
 
     def _columns(self, micro_batch: DeviceBatch, temperature: float) -> Sequence[Tensor]:

@@ -84,7 +84,7 @@ def packed_layers(name: str) -> list[str]:
 
 
 def _layers_in_checkpoint(model: PreTrainedModel, name: str, packed: Tensor) -> list[str]:
-    """Return the names of the layers of a packed tensor, those of all experts' first part first."""
+    """Return the names of the layers of a packed tensor, all experts' first parts first."""
     shape = torch.empty(packed.shape, device="meta")
     return [stored.removesuffix(".weight") for stored in in_checkpoint(model, name, shape)]
 

@@ -63,7 +63,7 @@ def make_grid(sizes: ParallelSizes, device_type: str, timeout_s: float) -> Grid:
     ranks = np.arange(sizes.dp * sizes.cp * sizes.tp).reshape(sizes.dp, sizes.cp, sizes.tp)
     everyone = init_device_mesh(device_type, (ranks.size,))
     data, tensor, context = everyone, None, None
-    if sizes.tp > 1:  # before other groups: torch keeps what it knows of a mesh by the names of these
+    if sizes.tp > 1:  # before other groups: torch caches a mesh by the names of its groups
         rows = ranks.reshape(-1, sizes.tp)
         groups = [_make_group(rows.T, timeout_s), _make_group(rows, timeout_s)]
         mesh = DeviceMesh.from_group(groups, device_type, mesh=rows.tolist(), mesh_dim_names=(DATA, TENSOR))

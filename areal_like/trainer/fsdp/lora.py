@@ -84,6 +84,6 @@ def _in_files(name: str, layer: torch.nn.Module) -> Iterator[tuple[str, Adapter]
 
 
 def _whole_adapter(layer: torch.nn.Module) -> Adapter:
-    """Gather an adapter, or those of all experts, from all ranks, which all call this."""
+    """Gather an adapter, or all experts' adapters, from all ranks, which all call this."""
     parts: list[DTensor] = [getattr(layer, matrix).detach() for matrix in MATRICES]
     return Adapter(*(part.to(part.device_mesh.device_type).full_tensor() for part in parts))

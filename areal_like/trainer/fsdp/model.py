@@ -31,10 +31,10 @@ from areal_like.trainer.value_head import new_head, stored_head
 def sharded_model(spec: EngineSpec, device: torch.device, grid: Grid) -> PreTrainedModel:
     """Build the model of `spec`; layers are gathered one at a time in its data type.
 
-    Ranks that split matrices have parts of those of the decoder's layers; all else is sharded over all ranks.
+    Ranks that split matrices have parts of the decoder layers' matrices; all else is sharded over all ranks.
 
-    Shards of what is trained are float32. Weights beside adapters keep the data type in which they are used. Raises
-    ValueError for a model whose attention is not what the layout and `mb_spec` need.
+    Shards of trained parameters are float32. Weights beside adapters keep the data type of their use. Raises
+    ValueError for a model whose attention does not fit the layout and `mb_spec`.
     """
     path, engine = spec.path, spec.config
     dtype = getattr(torch, engine.dtype)
@@ -96,7 +96,7 @@ def _with_value_head(model: PreTrainedModel, spec: EngineSpec) -> torch.nn.Modul
 
 
 def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
-    """Replace the weights by those of a Hugging Face checkpoint, but for the share `decay` of the present ones."""
+    """Replace the weights by a Hugging Face checkpoint's, except for the share `decay` of the present ones."""
     files: dict[str, Path] = {}
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
@@ -116,7 +116,7 @@ def take_weights(model: PreTrainedModel, path: Path, decay: float) -> None:
 
 
 def _attention(spec: EngineSpec, of_model: PreTrainedConfig) -> str | dict[str, str]:
-    """Return the attention implementation of a model: ours if it supports the model, else that of transformers.
+    """Return the attention implementation of a model: ours if it supports the model, else transformers' own.
 
     A tower has transformers' own, which computes each image by itself.
     """

@@ -67,7 +67,7 @@ def step_if_finite(optimizer: AdamW, largest_norm: float, scaler: GradScaler) ->
 
 
 def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Return parameters by the ranks that share them, as an operation on several takes those of one mesh."""
+    """Return parameters by the ranks that share them, as an operation on several takes parameters of one mesh."""
     found: dict[object, list[Tensor]] = {}
     for parameter in parameters:
         found.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)

@@ -38,7 +38,7 @@ def check_packing(
 
     Raises ValueError where they differ by more than rounding: packed sequences would see each other, or the packed
     attention would leave out something of the model's own. Rounding is the same if only the other sequence of a pack
-    changes, so what one sequence sees of the other is found however small it is.
+    changes, so even small influences between sequences are found.
     """
     words = _words(model)
     batch, allowed = _two_sequences(words, vision), ROUNDING[spec.config.dtype]
@@ -55,7 +55,7 @@ def check_packing(
         model.eval().set_attn_implementation("eager")
         alone = _compute_alone(model, vision, batch, device)
         model.train().set_attn_implementation(chosen)
-        model.reshard()  # what only a backward pass would do
+        model.reshard()  # otherwise only a backward pass does
     distance = float((packed - alone).abs().mean())
     if not distance <= allowed:  # nan is not
         found = f"computes packed sequences {distance:.2g} nats on average apart from each sequence alone"
@@ -68,7 +68,7 @@ def check_packing(
 
 
 def _attention_of(model: PreTrainedModel) -> str | dict[str, str]:
-    """Return the attention implementation of a model, or those of its parts."""
+    """Return the attention implementations of a model or its parts."""
     parts = {name: getattr(model.config, name) for name in model.config.sub_configs}
     own = {name: part._attn_implementation for name, part in parts.items() if part is not None}
     return {"": model.config._attn_implementation, **own} if own else model.config._attn_implementation
@@ -133,7 +133,7 @@ def _compute_packed(
     device: torch.device,
     batch: Batch,
 ) -> Tensor:
-    """Return what a training step would compute for each response token, `[tokens]`; prompts are 0."""
+    """Return a training step's log-prob of each response token, `[tokens]`; prompts are 0."""
     space = len(batch.tokens) + _PADDING
     mb_spec = MicroBatchConfig(max_tokens_per_mb=space, share_prompts=spec.config.mb_spec.share_prompts)
     _, pack = packing.packs(batch, mb_spec, dp=1, dp_rank=0, alignment=spec.sizes.cp)

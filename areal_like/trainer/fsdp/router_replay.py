@@ -14,7 +14,7 @@ from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
 from areal_like.types import Batch
 
 
-class RouterReplay:
+class FSDPRouterReplay:
     """The hooks behind all routers of a model, in the order of its layers; a model of another family has none."""
 
     def __init__(self, model: torch.nn.Module) -> None:

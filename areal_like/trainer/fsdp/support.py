@@ -5,7 +5,7 @@ from typing import Any
 
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 
-# Families of which transformers has no language model of its own (`AutoModelForCausalLM`).
+# Families without a language model of their own in transformers (`AutoModelForCausalLM`).
 WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
 # Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
 WITHOUT_SERVER = frozenset({"olmo3"})
@@ -100,7 +100,7 @@ def field_apart(config: Mapping[str, Any]) -> tuple[str, Any, str] | None:
 def _experts_apart(text: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     """Return `field_apart` of a Qwen3-VL with experts, whose files have the experts' matrices transposed.
 
-    transformers transposes those whose shape is not that of its own matrices, SGLang all.
+    transformers transposes only matrices of another shape than its own, SGLang all.
     """
     if text.get("norm_topk_prob") is False:
         return "norm_topk_prob", False, "transformers ignores it, SGLang does not"

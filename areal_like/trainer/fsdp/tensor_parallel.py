@@ -2,8 +2,8 @@
 
 A plan (`base_model_tp_plan` of the model's config) names a style for each linear layer, `colwise` for one whose outputs
 are split, `rowwise` for one whose inputs are (Megatron-LM, arXiv 1909.08053). Each split matrix is a DTensor over these
-ranks, and FSDP shards its part over the others. Everything else is computed alike on all of these ranks, and what they
-predict is divided among them (`Grid.part`).
+ranks, and FSDP shards its part over the others. Everything else is computed alike on all of these ranks, and
+predictions are divided among them (`Grid.part`).
 """
 
 import re
@@ -66,7 +66,7 @@ def _split(layer: torch.nn.Linear, style: str, mesh: DeviceMesh) -> None:
 
 
 def _ends(style: str, group: dist.ProcessGroup) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return what a split layer does with its input and with its output."""
+    """Return a split layer's transformations of its input and output."""
     total, gather, own = partial(_sum, group), partial(_gather, group), partial(_own, group)
     if style in ROWS:
         take = partial(_exchange, own, gather) if style == "rowwise_split_input" else _same
@@ -110,9 +110,9 @@ def _exchange(there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor
 
 
 def _divide_predictions(group: dist.ProcessGroup, _: torch.nn.Module, __: Any, output: Any) -> Any:
-    """Average the gradients of the last hidden states, of which each rank has those of its predictions.
+    """Average the gradients of the last hidden states, each rank has the gradients of its predictions.
 
-    The loss is scaled by the number of all ranks, so that these gradients are those of all predictions.
+    The loss is scaled by the number of all ranks, so that these gradients cover all predictions.
     """
     mean = lambda grad: _sum(group, grad).div_(group.size())  # noqa: E731
     output.last_hidden_state = _exchange(_same, mean, output.last_hidden_state)

@@ -15,7 +15,7 @@ from areal_like.trainer.packing import MicroBatch
 
 
 def part(pack: MicroBatch, n: int, rank: int) -> MicroBatch:
-    """Return the rank-th of n equal parts of a pack's tokens; what is known of whole sequences stays."""
+    """Return the rank-th of n equal parts of a pack's tokens; values of whole sequences stay."""
     first, end = (i * len(pack.tokens) // n for i in (rank, rank + 1))
     here = (first <= pack.rows) & (pack.rows < end)
     return replace(

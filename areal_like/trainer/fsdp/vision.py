@@ -1,7 +1,7 @@
 """Images in transformers' vision-language models (`AutoModelForImageTextToText`): the tower and its output.
 
 transformers puts one row of the tower's output in the place of each image token. A rank's part of a pack may have the
-rows of some images in part, of an image several times, or of none: it gets those that it has tokens for. The tower
+rows of some images in part, of an image several times, or of none: it gets the rows of its tokens. The tower
 always computes at least one image, because its layers are gathered from all ranks together.
 """
 
@@ -62,7 +62,7 @@ class Vision:
 
 
 def _select(features: Tensor, rows: Tensor, word: Tensor | None) -> Tensor:
-    """Return the rows of image tokens; a `word` `[1, hidden]` is the row of those at -1, which a model sampled."""
+    """Return the rows of image tokens; a `word` `[1, hidden]` is the row of sampled tokens (-1)."""
     if word is None:
         return features.index_select(0, rows)
     features = torch.cat([features, word.to(features.dtype)])

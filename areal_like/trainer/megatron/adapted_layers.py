@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class AdaptedPart(NamedTuple):
     """A Hugging Face module in a layer of Megatron, with its number of `outputs`.
 
     With `runs` each head has several runs of outputs, such as a query and its gate, of these sizes. The module has all
-    runs of the first head, then those of the next; with `by_run` the first run of all heads, then their second.
+    runs of the first head, then the next head's; with `by_run` the first run of all heads, then their second.
     """
 
     outputs: int
@@ -31,7 +31,7 @@ class Joined(NamedTuple):
 
     place: str
     inputs: int
-    parts: dict[str, Part]
+    parts: dict[str, AdaptedPart]
     splits: str = "outputs"
     blocks: int = 1
 
@@ -42,18 +42,18 @@ def joined_layers(config: Any, family: str) -> Iterator[Joined]:
     yield from _latent(config) if config.multi_latent_attention else _attention(config)
     if config.experimental_attention_variant == "gated_delta_net":
         yield from _delta_net(config, family)
-    yield Joined("mlp.linear_fc1", hidden, {"mlp.gate_proj": Part(ffn), "mlp.up_proj": Part(ffn)})
-    yield Joined("mlp.linear_fc2", ffn, {"mlp.down_proj": Part(hidden)}, "inputs")
+    yield Joined("mlp.linear_fc1", hidden, {"mlp.gate_proj": AdaptedPart(ffn), "mlp.up_proj": AdaptedPart(ffn)})
+    yield Joined("mlp.linear_fc2", ffn, {"mlp.down_proj": AdaptedPart(hidden)}, "inputs")
 
 
 def _attention(config: Any) -> Iterator[Joined]:
     hidden, width = config.hidden_size, config.kv_channels
     queries, keys = config.num_attention_heads * width, config.num_query_groups * width
-    gated = Part(2 * queries, (width, width)) if config.attention_output_gate else Part(queries)
-    parts = {"self_attn.q_proj": gated, "self_attn.k_proj": Part(keys), "self_attn.v_proj": Part(keys)}
+    gated = AdaptedPart(2 * queries, (width, width)) if config.attention_output_gate else AdaptedPart(queries)
+    parts = {"self_attn.q_proj": gated, "self_attn.k_proj": AdaptedPart(keys), "self_attn.v_proj": AdaptedPart(keys)}
     blocks = config.num_query_groups // config.tensor_model_parallel_size
     yield Joined("self_attention.linear_qkv", hidden, parts, blocks=blocks)
-    yield Joined("self_attention.linear_proj", queries, {"self_attn.o_proj": Part(hidden)}, "inputs")
+    yield Joined("self_attention.linear_proj", queries, {"self_attn.o_proj": AdaptedPart(hidden)}, "inputs")
 
 
 def _latent(config: Any) -> Iterator[Joined]:
@@ -72,11 +72,11 @@ def _latent(config: Any) -> Iterator[Joined]:
         "linear_proj": ("o_proj", values, hidden, "inputs"),
     }
     for place, (name, inputs, outputs, splits) in layers.items():
-        yield Joined(f"self_attention.{place}", inputs, {f"self_attn.{name}": Part(outputs)}, splits)
+        yield Joined(f"self_attention.{place}", inputs, {f"self_attn.{name}": AdaptedPart(outputs)}, splits)
 
 
 def _delta_net(config: Any, family: str) -> Iterator[Joined]:
-    """Yield the layers of a gated delta net, whose heads are those of keys; several value heads belong to each."""
+    """Yield the layers of a gated delta net, whose heads are key heads; several value heads belong to each."""
     hidden, keys, heads = config.hidden_size, config.linear_key_head_dim, config.linear_num_key_heads
     each = config.linear_num_value_heads // heads
     values = each * config.linear_value_head_dim
@@ -88,9 +88,11 @@ def _delta_net(config: Any, family: str) -> Iterator[Joined]:
     }
     if family == "qwen3_next":
         modules = {"in_proj_qkvz": ((keys, keys, values, values), False), "in_proj_ba": ((each, each), False)}
-    parts = {f"linear_attn.{name}": Part(heads * sum(runs), runs, by_run) for name, (runs, by_run) in modules.items()}
+    parts = {
+        f"linear_attn.{name}": AdaptedPart(heads * sum(runs), runs, by_run) for name, (runs, by_run) in modules.items()
+    }
     yield Joined("self_attention.in_proj", hidden, parts)
-    yield Joined("self_attention.out_proj", heads * values, {"linear_attn.out_proj": Part(hidden)}, "inputs")
+    yield Joined("self_attention.out_proj", heads * values, {"linear_attn.out_proj": AdaptedPart(hidden)}, "inputs")
 
 
 def by_run(rows: Tensor, runs: Sequence[int], blocks: int = 1) -> Tensor:
@@ -100,7 +102,7 @@ def by_run(rows: Tensor, runs: Sequence[int], blocks: int = 1) -> Tensor:
 
 
 def by_head(rows: Tensor, runs: Sequence[int]) -> Tensor:
-    """Reorder rows that lie run by run: all runs of the first head, then those of the next."""
+    """Reorder rows that lie run by run: all runs of the first head, then the next head's."""
     heads = len(rows) // sum(runs)
     parts = rows.split([heads * run for run in runs])
     return torch.cat([part.unflatten(0, (heads, -1)) for part in parts], 1).flatten(0, 1)

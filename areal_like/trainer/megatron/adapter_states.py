@@ -17,7 +17,7 @@ from areal_like.trainer.offload import bytes_of
 
 @dataclass
 class _Adapter:
-    """State of an adapter while another one is in use: the bytes of what training changes, and its counts."""
+    """State of an adapter while another one is in use: the bytes that training changes, and its counts."""
 
     params: list[Tensor]
     states: list[Tensor]
@@ -27,7 +27,7 @@ class _Adapter:
     skipped: int = 0  # steps in a row
 
 
-class AdapterStates:
+class MegatronAdapterStates:
     """The adapters of an engine by name, which all begin with the present values of its trained parameters.
 
     The adapter in use is in the model, the optimizer, its schedule and the loss scale; `select` exchanges it.

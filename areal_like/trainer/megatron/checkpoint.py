@@ -52,9 +52,9 @@ def save_checkpoint(
     """Start a checkpoint in the directory `path`, which must be empty or new; every rank calls this function.
 
     On return, this rank's share is in `copies`, and training may continue. During the write, the ranks communicate in
-    `group`, of gloo. The result equals that of `dist_checkpointing.save` (megatron-core 0.19.2), which makes training
-    wait for planning and completion. The checkpoint has the state of each of several `adapters` below its name;
-    iterating `adapters` puts each one to use.
+    `group`, of gloo. The result equals the files of `dist_checkpointing.save` (megatron-core 0.19.2), which makes
+    training wait for planning and completion. The checkpoint has the state of each of several `adapters` below its
+    name; iterating `adapters` puts each one to use.
     """
     written: Written = {}
     common: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def load_checkpoint(
     scheduler: OptimizerParamScheduler | None,
     adapter: str = "",
 ) -> None:
-    """Load what `save_checkpoint` wrote in any layout. Raises FileNotFoundError if it is missing.
+    """Load a checkpoint of `save_checkpoint`, written in any layout. Raises FileNotFoundError if it is missing.
 
     The position in the learning-rate schedule is loaded; its shape comes from the configuration. `adapter` names the
     one of several adapters that is in use.

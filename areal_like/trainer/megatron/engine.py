@@ -29,7 +29,7 @@ from megatron.core.utils import get_model_config  # noqa: E402
 
 from areal_like.trainer.logprobs import log_probs_and_entropy_of_hidden  # noqa: E402
 from areal_like.trainer.megatron import optimizer, parallel  # noqa: E402
-from areal_like.trainer.megatron.adapter_states import AdapterStates  # noqa: E402
+from areal_like.trainer.megatron.adapter_states import MegatronAdapterStates  # noqa: E402
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, make_copies, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
@@ -124,13 +124,13 @@ class MegatronEngine(BaseEngine):
         optimizer.gather_weights(self._wrapped)
         return self._adapted.adapters() if self._adapted else iter(())
 
-    def _make_adapter_states(self) -> AdapterStates | None:
+    def _make_adapter_states(self) -> MegatronAdapterStates | None:
         if not self._spec.adapters:
             return None
-        return AdapterStates(self._spec.adapters, self._wrapped, self._optimizer, self._scheduler)
+        return MegatronAdapterStates(self._spec.adapters, self._wrapped, self._optimizer, self._scheduler)
 
     def _tensors(self) -> Mapping[Part, Callable[[], Iterable[Tensor]]]:
-        """Return the tensors of each part, with those of adapters that are not in use."""
+        """Return the tensors of each part, including adapters that are not in use."""
         found, others = optimizer.tensors(self._wrapped, self._optimizer), self._adapter_states
         if others is None:
             return found

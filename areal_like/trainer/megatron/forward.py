@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.megatron.pack import pack_of
 from areal_like.trainer.megatron.padding import router_padding
-from areal_like.trainer.megatron.router_replay import RouterReplay
+from areal_like.trainer.megatron.router_replay import MegatronRouterReplay
 from areal_like.types import Batch
 
 # From a micro-batch, hidden states `[rows, hidden]`, the output layer and its weight to `[n, …]` of its n wanted
@@ -21,9 +21,11 @@ from areal_like.types import Batch
 Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
 
 
-def make_replay(replay: RouterReplay | None, models: Sequence[torch.nn.Module], batch: Batch) -> RouterReplay:
+def make_replay(
+    replay: MegatronRouterReplay | None, models: Sequence[torch.nn.Module], batch: Batch
+) -> MegatronRouterReplay:
     """Return the replay of the models' routers, a new one if there is none; raise ValueError for unusable routes."""
-    replay = replay or RouterReplay(models)
+    replay = replay or MegatronRouterReplay(models)
     replay.check(batch)
     return replay
 
@@ -33,7 +35,7 @@ def forward_backward(
     micro_batches: DeviceBatches,
     head: Head,
     loss: Callable[[DeviceBatch, Tensor], Any] | None = None,
-    replay: RouterReplay | None = None,
+    replay: MegatronRouterReplay | None = None,
 ) -> list:
     """Run all micro-batches forward and backward; return a list on the last pipeline stage, [] elsewhere.
 
@@ -63,7 +65,7 @@ def forward_backward(
 
 
 def _step(
-    head: Head, loss: Callable | None, replay: RouterReplay | None, data_iterator: Any, model: torch.nn.Module
+    head: Head, loss: Callable | None, replay: MegatronRouterReplay | None, data_iterator: Any, model: torch.nn.Module
 ) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
     if replay is not None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from areal_like.trainer.engine import LoRA
 from areal_like.trainer.lora import Adapter, initial_adapter, refuse_unmatched
-from areal_like.trainer.megatron.adapted_layers import Joined, Part, by_head, by_run, joined_layers
+from areal_like.trainer.megatron.adapted_layers import AdaptedPart, Joined, by_head, by_run, joined_layers
 from areal_like.trainer.megatron.bridges.protocol import Bridge
 
 NAME = "lora"  # of a chunk's adapters in its module tree
@@ -38,7 +38,7 @@ class AdapterShare(torch.nn.Module):
     The rows of `b` lie head by head, so that ranks get whole heads.
     """
 
-    def __init__(self, layer: str, part: Part, whole: Adapter, splits: str, weight: Tensor) -> None:
+    def __init__(self, layer: str, part: AdaptedPart, whole: Adapter, splits: str, weight: Tensor) -> None:
         super().__init__()
         self.layer, self.part, self.shapes = layer, part, tuple(matrix.shape for matrix in whole)
         if part.by_run:
@@ -51,7 +51,7 @@ class AdapterShare(torch.nn.Module):
         return Adapter(self.a, self.b)
 
     def whole(self) -> Adapter:
-        """Gather the adapter from the tensor-parallel ranks, all of which call this."""
+        """Gather the adapter from the tensor-parallel ranks, which all call this."""
         a, b = (_gather(parameter) for parameter in (self.a, self.b))
         return Adapter(a, by_run(b, self.part.runs) if self.part.by_run else b)
 

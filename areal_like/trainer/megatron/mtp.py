@@ -48,7 +48,7 @@ def _forward(
     rotary_pos_emb: Tensor | None,
     **_: Any,
 ) -> Tensor:
-    """Return the policy's hidden states, followed in training passes by those of the layer, `[2 t, 1, hidden]`."""
+    """Return the policy's hidden states, followed in training passes by the layer's, `[2 t, 1, hidden]`."""
     if not isinstance(packed_seq_params, WithNextTokens):
         return hidden_states
     (layer,) = block.layers

@@ -77,7 +77,7 @@ def sends_early(model: torch.nn.Module) -> bool:
 def make_optimizer(
     models: list[torch.nn.Module], engine: schema.EngineConfig, optimizer: schema.OptimizerConfig
 ) -> MegatronOptimizer:
-    """Return Adam over the wrapped chunks, and the hooks by which Megatron's schedules find it.
+    """Return Adam over the wrapped chunks, and the hooks of Megatron's schedules.
 
     Only float16 has a loss scale. The optimizer's own method as `grad_scale_func` would keep the optimizer alive
     forever.

@@ -4,7 +4,7 @@ In Megatron's format `fully_reshardable`, the optimizer state of a parameter has
 Megatron gathers the state on every data-parallel rank (`sharded_param_state_fully_reshardable`, megatron-core 0.19.2,
 which also saves the elements after a bucket of odd length in the wrong place). A rank's share of a parameter is a run
 of its elements, and a run consists of a few boxes of the parameter: each rank writes and reads its own boxes, without a
-gather. Names, shapes and types in a checkpoint are those of Megatron's format.
+gather. Names, shapes and types in a checkpoint follow Megatron's format.
 """
 
 import math
@@ -82,7 +82,7 @@ def _take(self: DistributedOptimizer, state: Mapping[int, Mapping[str, list[Tens
 
 
 def _runs(optimizer: DistributedOptimizer) -> Iterator[tuple[Tensor, int]]:
-    """Yield the parameters of which this rank has a run, and the run's first element in the flat parameter."""
+    """Yield the parameters with a run on this rank, and the run's first element in the flat parameter."""
     for buffer in optimizer.gbuf_ranges:
         for bucket in (bucket for buckets in buffer.values() for bucket in buckets):
             for parameter, ranges in bucket["param_map"].items():

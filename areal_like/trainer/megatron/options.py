@@ -1,4 +1,4 @@
-"""The fields of Megatron-core's TransformerConfig that a run sets, and those that a user may set."""
+"""The fields of Megatron-core's TransformerConfig that a run sets, and the ones that a user may set."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -244,7 +244,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "deallocate_pipeline_outputs": pipelined,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        "moe_router_bias_update_rate": 0.0,  # bridges and Megatron-core default to 1e-3, whatever the loss
+        "moe_router_bias_update_rate": 0.0,  # bridges and Megatron-core default to 1e-3 for any loss
         "moe_router_dtype": "fp32",
         "deterministic_mode": megatron.use_deterministic_algorithms,
         "use_cpu_initialization": not on_gpu,

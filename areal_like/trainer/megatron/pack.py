@@ -31,7 +31,7 @@ _LAST_TO_ALL = SimpleNamespace(name="padding_causal_bottom_right")
 class OwnPositions(PackedSeqParams):
     """A pack as one sequence, whose `pieces` attention receives.
 
-    `positions` are `[t]` of all ranks, or `[3, t]` of this rank; `places` `[keys]` are those of the pieces' keys, None
+    `positions` are `[t]` of all ranks, or `[3, t]` of this rank; `places` `[keys]` belong to the pieces' keys, None
     if these are the pieces' own.
     """
 
@@ -41,7 +41,7 @@ class OwnPositions(PackedSeqParams):
 
 
 def pack_of(micro_batch: DeviceBatch) -> PackedSeqParams:
-    """Return Megatron's parameters of a micro-batch; those of OwnPositions need a model prepared by `use_positions`."""
+    """Return Megatron's parameters of a micro-batch; OwnPositions need a model prepared by `use_positions`."""
     ends, longest, keys = micro_batch.cu_seqlens, micro_batch.max_seqlen, micro_batch.keys
     of_images = micro_batch.positions[1:, 0] if micro_batch.positions.ndim == 3 else None
     if micro_batch.ahead is not None:  # alone: prompts are not shared, and there are no images
@@ -76,7 +76,7 @@ def _thd[P: PackedSeqParams](kind: type[P], q: Tensor, longest_q: int, kv: Tenso
 def use_positions(models: Iterable[torch.nn.Module], axes: Tensor | None, *, shared: bool) -> None:
     """Enable packs with OwnPositions in models, each Megatron's GPTModel on any pipeline stage.
 
-    `axes` `[frequencies]` is by which of several positions each frequency turns, None with one position. Raises
+    `axes` `[frequencies]` is the position, of several, that rotates each frequency; None with one position. Raises
     ValueError if prompts are `shared` and the model has recurrent states, which sequences cannot share.
     """
     for model in models:
@@ -107,7 +107,8 @@ def _with_positions(
 
 
 def _turn(rotary: Tensor, positions: Tensor, axes: Tensor) -> Tensor:
-    """Return this rank's rotary embedding `[t, 2 * frequencies]` from that of all positions, and `positions` `[3, t]`.
+    """Return this rank's rotary embedding `[t, 2 * frequencies]` from the embedding of all positions, and `positions`
+    `[3, t]`.
 
     Each frequency is there twice.
     """

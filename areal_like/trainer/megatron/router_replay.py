@@ -65,7 +65,7 @@ class _Replay:
         return self._told
 
 
-class RouterReplay:
+class MegatronRouterReplay:
     """The stand-ins of all routers of a rank's models; raises ValueError for routers that cannot replay."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:

@@ -33,7 +33,7 @@ class AdapterSync:
         return self.spec.adapters or {ONLY: self.trainer}
 
     async def connect(self) -> None:
-        """Prepare nothing: an update depends on earlier ones only by what servers need not receive again."""
+        """Prepare nothing: earlier updates only save servers from receiving adapters again."""
 
     async def send(self, version: int, deadline: Deadline) -> None:
         """Write adapters, have every server replace its own, and remove the files however that ends."""

@@ -86,7 +86,7 @@ class CollectiveSync:
 
     @asynccontextmanager
     async def _given_up_on_failure(self, deadline: Deadline) -> AsyncIterator[None]:
-        """Where the body fails, end the broadcast on all servers: those that are well may wait for one that is lost.
+        """End the broadcast on all servers if the body fails: healthy servers may wait for a lost one.
 
         With gloo they answer then, and a server that does not is the one that hangs.
         """

@@ -100,7 +100,7 @@ class CollectiveSender(Buckets):
 def _unbound_trainer_group() -> Iterator[None]:
     """Hide that the trainer's own group is bound to its GPU.
 
-    torch would split the new communicator from that group, in which the servers are not, and wait for them for ever.
+    torch would split the new communicator from that group, which lacks the servers, and wait for them for ever.
     """
     trainer = torch.distributed.group.WORLD
     if trainer is None or trainer.bound_device_id is None:

@@ -21,7 +21,7 @@ from areal_like.weights.sync import SyncSpec, with_those_left
 class DeltaSync:
     """`weight_update.mode: disk` with `full_every` above 1 or a `url`. Servers generate while a file is written.
 
-    The files since the last full copy stay: a server that joins late or missed a version reads those that it lacks.
+    The files since the last full copy stay: a server that joins late or missed a version reads the missing ones.
     """
 
     trainer: Trainer

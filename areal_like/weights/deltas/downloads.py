@@ -24,7 +24,7 @@ class ServerDownloads:
 
     pool: ServerPool
     source: FileSource
-    _states: dict[Server, str] = field(default_factory=dict, init=False)  # what each server has downloaded
+    _states: dict[Server, str] = field(default_factory=dict, init=False)  # downloaded version of each server
     _late: dict[Server, tuple[Chain, asyncio.Task[None]]] = field(default_factory=dict, init=False)
 
     async def bring(self, chain: Chain, deadline: Deadline) -> Sequence[Server]:
@@ -47,7 +47,7 @@ class ServerDownloads:
         return [*done, *(server for server in joining if server not in ready and self._has_all(server, chain))]
 
     def forget(self, server: Server) -> None:
-        """Have a server begin with a full copy at the next update."""
+        """Begin with a full copy on this server at the next update."""
         self._states.pop(server, None)
 
     def _has_caught_up(self, server: Server, chain: Chain) -> bool:

@@ -21,7 +21,7 @@ class Written:
 
 
 class DeltaSender:
-    """Gathers the weights on every rank; rank 0 keeps them in host memory, and writes what has changed since."""
+    """Gathers the weights on every rank; rank 0 keeps them in host memory, and writes the changes since."""
 
     def __init__(self, engine: TrainEngine, rank: int, address: str) -> None:
         self._engine, self._rank = engine, rank

@@ -47,7 +47,7 @@ async def send_once(
     version: int,
     deadline: Deadline,
 ) -> None:
-    """Have the trainer `save` to `path` and every server `load` it, and remove it however that ends."""
+    """Call the trainer's `save` with `path` and `load` of every server, and remove the files in any case."""
     try:
         try:
             await save(path, phase="weight update (send)", timeout_s=deadline.left)

@@ -18,8 +18,8 @@ class IpcSync:
     """`weight_update.mode: ipc`, for servers all of whose GPUs hold a trainer rank too; nothing crosses host or disk.
 
     On every GPU the trainer's ranks gather as much as they may hold at once, `prefetch_mb`, the first time while the
-    servers generate. It is one bucket, since every further handle takes a server time. What goes over HTTP is that
-    handle of the memory, and no tensor.
+    servers generate. It is one bucket, since every further handle takes a server time. Only that handle of the memory
+    goes over HTTP, and no tensor.
     """
 
     trainer: Trainer

@@ -11,9 +11,9 @@ from areal_like.runtime.user_code import Portable, UserCodeError
 from areal_like.workflows.sandbox.bubblewrap import Bubblewrap
 from areal_like.workflows.sandbox.containers import Containers
 from areal_like.workflows.sandbox.pool import Pool
-from areal_like.workflows.sandbox.protocol import Backend, SandboxError
+from areal_like.workflows.sandbox.protocol import SandboxBackend, SandboxError
 
-SHIPPED: dict[str, Callable[[SandboxConfig], Backend]] = {
+SHIPPED: dict[str, Callable[[SandboxConfig], SandboxBackend]] = {
     "bubblewrap": Bubblewrap,
     **dict.fromkeys(CONTAINER_TOOLS, Containers),
 }
@@ -35,12 +35,12 @@ class Recipe:
             return cls(settings, None)
         return cls(settings, Portable.pack(settings.backend))
 
-    def backend(self) -> Backend:
+    def backend(self) -> SandboxBackend:
         """Create the backend in the process that uses it. Raises UserCodeError."""
         if self.own is None:
             return SHIPPED[self.settings.backend](self.settings)
         try:
-            made: Backend = self.own.load()(self.settings)
+            made: SandboxBackend = self.own.load()(self.settings)
         except UserCodeError:
             raise
         except Exception as error:

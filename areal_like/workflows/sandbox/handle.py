@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from areal_like.config.schema import SandboxConfig
-from areal_like.workflows.sandbox.pool import Pool, Started
+from areal_like.workflows.sandbox.pool import Pool, StartedSandbox
 from areal_like.workflows.sandbox.protocol import Limit, Outcome, SandboxError
 
 PARAMETER = "sandbox"
@@ -21,7 +21,7 @@ _READ = 'cat < "$1"'
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """How a command ended.
 
     `status` is its exit code, or 128 + N if signal N ended it. `limit` is the limit that it reached: `time`, `memory`,
@@ -43,7 +43,7 @@ class Sandbox:
 
     def __init__(self, pool: Pool, settings: SandboxConfig) -> None:
         self._pool, self._settings = pool, settings
-        self._started: Started | None = None
+        self._started: StartedSandbox | None = None
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Outcome]] = set()
         self._closed = False
@@ -57,7 +57,7 @@ class Sandbox:
 
     async def run(
         self, command: str | Sequence[str], *, timeout_s: float | None = None, stdin: str | bytes = b""
-    ) -> Result:
+    ) -> CommandResult:
         """Run a shell command, or a program with arguments, in the sandbox's working directory.
 
         Files stay for the next command; the command's child processes end with it. `timeout_s` is
@@ -72,7 +72,7 @@ class Sandbox:
         if outcome.limit:
             self.usage[f"limit_{outcome.limit}"] += 1
         out, err = (each.decode(errors="replace") for each in (outcome.stdout, outcome.stderr))
-        return Result(outcome.status, out, err, outcome.limit, outcome.seconds)
+        return CommandResult(outcome.status, out, err, outcome.limit, outcome.seconds)
 
     async def write(self, path: str, content: str | bytes) -> None:
         """Write a file; a relative path begins in the working directory. Raises OSError."""

@@ -6,13 +6,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
-from areal_like.workflows.sandbox.protocol import Backend, Box, SandboxError
+from areal_like.workflows.sandbox.protocol import Box, SandboxBackend, SandboxError
 
 MOST_AT_ONCE = 4  # concurrent starts of sandboxes
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedSandbox:
     """A sandbox, the seconds of its start, and the seconds that an episode waited for it."""
 
     box: Box
@@ -23,13 +23,13 @@ class Started:
 class Pool:
     """The sandboxes of one event loop; after the first use, `warm` of them are started in advance."""
 
-    def __init__(self, backend: Backend, warm: int) -> None:
+    def __init__(self, backend: SandboxBackend, warm: int) -> None:
         self._backend, self._warm = backend, warm
-        self._ready: deque[asyncio.Task[Started]] = deque()
+        self._ready: deque[asyncio.Task[StartedSandbox]] = deque()
         self._starts = asyncio.Semaphore(MOST_AT_ONCE)
         self._closed = False
 
-    async def take(self) -> Started:
+    async def take(self) -> StartedSandbox:
         """Return a fresh sandbox, which the caller closes; it is replaced in the background. Raises SandboxError."""
         began = time.monotonic()
         chosen = self._ready.popleft() if self._ready else self._begin()
@@ -52,14 +52,14 @@ class Pool:
         self._closed = True
         starting, self._ready = list(self._ready), deque()
         for started in await asyncio.gather(*starting, return_exceptions=True):
-            if isinstance(started, Started):
+            if isinstance(started, StartedSandbox):
                 await started.box.close()
 
-    def _begin(self) -> asyncio.Task[Started]:
+    def _begin(self) -> asyncio.Task[StartedSandbox]:
         """Start a sandbox in a context of its own, because it does not belong to an episode yet."""
         return asyncio.get_running_loop().create_task(self._start(), context=contextvars.Context())
 
-    async def _start(self) -> Started:
+    async def _start(self) -> StartedSandbox:
         async with self._starts:
             if self._closed:
                 raise SandboxError("the run is over")
@@ -68,4 +68,4 @@ class Pool:
                 box = await self._backend.start()
             except (OSError, ValueError) as error:
                 raise SandboxError(f"{type(error).__name__}: {error}") from error
-            return Started(box, time.monotonic() - began)
+            return StartedSandbox(box, time.monotonic() - began)

@@ -48,7 +48,7 @@ class Box(Protocol):
         ...
 
 
-class Backend(Protocol):
+class SandboxBackend(Protocol):
     """Starts sandboxes. It is called with the section `episode.sandbox` (SandboxConfig), in each worker process."""
 
     async def start(self) -> Box:

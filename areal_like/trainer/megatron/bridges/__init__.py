@@ -21,7 +21,8 @@ def make_bridge(bridge_type: str, source: ModelSource) -> Bridge:
 
 
 def open_bridge(bridge_type: str, source: ModelSource) -> Bridge:
-    """Return a bridge for a model that is only converted, without the check that it computes what Hugging Face does."""
+    """Return a bridge for a model that is only converted, without the check that it computes the same as Hugging
+    Face."""
     bridge: Bridge
     if bridge_type == "mbridge":
         with pause_gc():

@@ -29,7 +29,7 @@ class ModelConfig:
     """`for_bridge` is the model's config without rope scaling, in the form of transformers 4, which bridges read.
 
     `options` are fields of Megatron's TransformerConfig; `frequencies` are the rotary embedding's, `[rotary / 2]`, or
-    None for Megatron's own, and `local_frequencies` those of layers with a window, where they differ. `fixed` are
+    None for Megatron's own, and `local_frequencies` apply to layers with a window, where they differ. `fixed` are
     options that settings of a run may not change. `logit_cap` is the soft cap on the logits.
     """
 
@@ -89,7 +89,7 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def _language_model(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the config of the language model of a model with images, as that of a family of text alone."""
+    """Return the config of the language model of a model with images, in the form of a text-only family."""
     family = LANGUAGE_FAMILIES.get(config.model_type)
     if family is None:
         return config

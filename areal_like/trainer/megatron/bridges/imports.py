@@ -16,7 +16,7 @@ _NAME = "transformer_engine"
 
 @contextlib.contextmanager
 def placeholder_transformer_engine() -> Iterator[None]:
-    """Have `import transformer_engine` yield placeholders in the body, unless the library is installed.
+    """Provide placeholders for `import transformer_engine` in the body, unless the library is installed.
 
     Their classes can be named, subclassed and annotated with, but not instantiated. Import megatron.core first: it
     asks whether the library is there, and needs the true answer.
@@ -36,7 +36,7 @@ def placeholder_transformer_engine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def root_logging_kept() -> Iterator[None]:
-    """Undo what an import does to the root logger (Megatron's training package gives it a handler and a level)."""
+    """Undo an import's changes of the root logger (Megatron's training package gives it a handler and a level)."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     logging.disable(logging.INFO)

@@ -11,7 +11,7 @@ LANGUAGE_FAMILIES = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
-# Fields that are as here in the family with images if its config omits them, otherwise in that of text alone
+# Fields that are as here in the family with images if its config omits them, otherwise in the text-only family
 OMITTED: dict[str, Mapping[str, Any]] = {"qwen3_moe": {"norm_topk_prob": True}}
 TOWER = "visual"  # the tower's name in transformers' models of these families, and in a chunk of Megatron's
 _VISION_FIELDS = ("vision_config", "text_config", "architectures")

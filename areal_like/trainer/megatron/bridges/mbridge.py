@@ -51,7 +51,7 @@ class _Stages:
         return weight
 
     def _owner(self, mine: Any) -> tuple[int, Any]:
-        """Return which stage has something to send, and what."""
+        """Return the sending stage and its tensor."""
         group = parallel_state.get_pipeline_model_parallel_group()
         if group.size() == 1:
             return 0, mine

@@ -1,4 +1,4 @@
-"""Layers of families whose own in Megatron Bridge cannot take packed sequences, or need what is not installed."""
+"""Layers of families whose own in Megatron Bridge cannot take packed sequences, or need missing libraries."""
 
 from collections.abc import Callable
 from copy import copy
@@ -34,7 +34,7 @@ class OwnLayers:
 
 
 class RotaryOfLayer(SelfAttention):
-    """Attention that takes its half of two rotary embeddings: the second is that of layers with a window."""
+    """Attention that takes its half of two rotary embeddings: the second is for layers with a window."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Any, *, rotary_pos_emb: Tensor, **others: Any) -> Any:
         config = self.config
@@ -95,7 +95,7 @@ def router_logits(tokens: Tensor, weight: Tensor, bias: Tensor | None, dtype: to
 
 
 def _with_norm(backend: Any) -> type:
-    """Return the row-parallel layer with a norm behind it, under the name by which Megatron Bridge maps it.
+    """Return the row-parallel layer with a norm behind it, under its name in Megatron Bridge's maps.
 
     The norm is a hook: an adapter's output, which another hook adds, comes before it.
     """
@@ -129,7 +129,7 @@ def finish_gemma(model: torch.nn.Module, config: ModelConfig) -> None:
 
 
 def delta_net_layers(config: TransformerConfig, vp_stage: int | None = None) -> Any:
-    """Return the spec of layers of which some are gated delta nets, for which flash-linear-attention is optional."""
+    """Return the spec of layers that include gated delta nets; flash-linear-attention is optional."""
     delta_nets.install()
     specs.TESpecProvider = TESpecProvider  # which it does not import without Transformer Engine
     block = specs.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
@@ -142,7 +142,7 @@ def delta_net_layers(config: TransformerConfig, vp_stage: int | None = None) -> 
 
 
 def _as_stored(norm: Any) -> type:
-    """Return a norm whose weight is that of the checkpoint.
+    """Return a norm with the checkpoint's weight.
 
     Megatron stores norms of these families minus 1, which would lose bits on the way there and back.
     """

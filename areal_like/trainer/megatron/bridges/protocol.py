@@ -40,7 +40,7 @@ class Bridge(Protocol):
 class ModelSource:
     """Input of a bridge: a checkpoint directory in Hugging Face form, a data type, a layout, more config fields.
 
-    `value_head` is whether the model is a critic; `seed` is that of a new value head. `mtp` is whether the model has a
+    `value_head` is whether the model is a critic; `seed` initialises a new value head. `mtp` is whether the model has a
     layer for multi-token prediction.
     """
 

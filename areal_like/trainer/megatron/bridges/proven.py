@@ -17,7 +17,7 @@ NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
 SIGMOID = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")  # their routers
 TIED = ("gemma2", "gemma3_text")  # SGLang shares the embedding with the output layer
 
-# What each field may be; a family's own line comes before that of all families.
+# Allowed values of each field; a family's own line precedes the one for all families.
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "gemma2.hidden_act": ("gelu_pytorch_tanh",),  # which its checkpoints name twice

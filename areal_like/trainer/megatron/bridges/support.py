@@ -97,7 +97,7 @@ def bridge_problems(
 
 
 def converting_bridges(config: Mapping[str, Any]) -> list[str]:
-    """Return the bridges that hold the tensors of a model, whatever its other fields are."""
+    """Return the bridges that hold the tensors of a model, regardless of its other fields."""
     return [name for name in BRIDGES if config.get("model_type") in _check_served(name)]
 
 
@@ -117,7 +117,7 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any], key: KeyOf) -> 
 
 
 def _missing(bridge_type: str, family: str) -> str:
-    """Return what keeps a bridge from training a family: a conversion of its tensors, or a test."""
+    """Return the missing part for training a family on a bridge: a conversion of its tensors, or a test."""
     if family not in _registered_families(bridge_type):
         version = _registry()["versions"].get(bridge_type, "")
         return f"{bridge_type} {version} has no conversion to Megatron".replace("  ", " ")

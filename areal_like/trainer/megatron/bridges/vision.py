@@ -61,7 +61,7 @@ class VisionBridge:
         return pack(weights, config.text_config.num_experts) if config.model_type in TRANSPOSED else weights
 
     def _build_tower(self) -> torch.nn.Module:
-        """Return a tower with random weights, of which each tensor-parallel rank has all."""
+        """Return a tower with random weights, whole on each tensor-parallel rank."""
         empty = self._whole.base_model.visual
         tower: torch.nn.Module = (
             type(empty)
