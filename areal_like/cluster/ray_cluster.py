@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from areal_like.cluster.head import head_url
 from areal_like.cluster.lifetime import ignore_interrupts
+from areal_like.cluster.ray_processes import ray_processes_watched
 from areal_like.cluster.ray_thread import RayThread
 from areal_like.cluster.signals import renew_handlers
 from areal_like.errors import ClusterError, private
@@ -81,7 +83,11 @@ async def ray_cluster_of_run(
                 await asyncio.sleep(POLL_S)
                 renew_handlers()
         renew_handlers()
-        yield
+        if scheduler.type == "local":
+            async with ray_processes_watched(partial(_keep_logs, directory, log_dir / "ray")):
+                yield
+        else:
+            yield
 
 
 @contextmanager

@@ -54,12 +54,12 @@ class SharedMemoryWatch:
             self._attribute(unknown, members())
         ended = {name for name, worker in self._made.items() if worker and not lives(worker)}
         if ended:
-            _remove(ended - set().union(_used(self._root), *(_used(process.pid) for process in members())))
+            _remove(ended - set().union(_find_used(self._root), *(_find_used(process.pid) for process in members())))
         self._rests_until = time.monotonic() + _REST * (time.monotonic() - start)
 
     def _attribute(self, unknown: set[str], members: Iterable[psutil.Process]) -> None:
         for process in members:
-            for name in unknown & _used(process.pid):
+            for name in unknown & _find_used(process.pid):
                 self._made.setdefault(name, self._worker(process))
         present = time.monotonic()
         self._seen = {name: self._seen.get(name, present) for name in unknown - self._made.keys()}
@@ -100,7 +100,7 @@ def _system_v() -> list[tuple[str, int]]:
     return []
 
 
-def _used(pid: int) -> set[str]:
+def _find_used(pid: int) -> set[str]:
     """Return the segments that a process has mapped or open, or has created as segments of System V."""
     folder = Path(f"/proc/{pid}")
     found = {name for name, creator in _system_v() if creator == pid}

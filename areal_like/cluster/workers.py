@@ -226,7 +226,7 @@ def _failures(waits: Mapping[WorkerHandle, asyncio.Future[Any]]) -> Failures:
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-_RAY_ENDED = re.compile(r"owner (has )?(died|exited)", re.IGNORECASE)
+_RAY_ENDED = re.compile(r"(owner|node|raylet) (has |was )?(died|exited|terminated)", re.IGNORECASE)
 
 
 def _death(error: BaseException) -> str:

@@ -39,6 +39,9 @@ def frame(kind: Kind, number: int, body: bytes = b"") -> bytes:
     return _HEAD.pack(len(body), kind, number) + body
 
 
+def _ignore(*_: object) -> None: ...
+
+
 class Frames(asyncio.Protocol):
     """One end of a connection; `on_lost` is called once, when the other end is closed or sends garbage."""
 
@@ -71,8 +74,9 @@ class Frames(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._transport = None
-        self._on_lost()
+        self._transport, on_lost = None, self._on_lost
+        self._on_frame, self._on_lost = _ignore, _ignore  # they refer to what refers to this connection
+        on_lost()
 
     def send(self, kind: Kind, number: int, body: bytes = b"") -> None:
         """Send a message; a lost connection ignores it."""

@@ -152,13 +152,16 @@ class UserProcesses(AbstractAsyncContextManager["UserProcesses"]):
                 self._workers.end(worker)
 
     async def _free_lane(self) -> tuple[Worker, Lane]:
-        """Return the event loop with the fewest calls under way or failed lately, once one is ready."""
+        """Return the event loop with the fewest calls under way or failed lately, once one is ready.
+
+        A worker whose last calls failed is the last choice, because it may be broken.
+        """
         while True:
             self._workers.raise_failure()
             workers = [each for each in self._workers.all if each.ready and not each.retires and not each.alone]
             lanes = [(worker, lane) for worker in workers for lane in worker.lanes]
             if lanes:
-                return min(lanes, key=lambda pair: pair[1].load)
+                return min(lanes, key=lambda pair: (pair[0].is_suspect, pair[1].load))
             await self._workers.change()
 
     async def _call_on(self, worker: Worker, lane: Lane, begin: Callable[[], CallStart], timeout_s: float) -> Outcome:

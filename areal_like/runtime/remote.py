@@ -12,6 +12,7 @@ from areal_like.runtime.frames import Frames
 from areal_like.runtime.marks import Marks
 
 FAILED_S = 5.0
+SUSPICIOUS = 2  # failed calls in a row
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ class Worker:
     def calls(self) -> dict[int, Call]:
         """Its calls under way."""
         return {number: call for lane in self.lanes for number, call in lane.calls.items()}
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its last calls failed: it gets one call at a time, FAILED_S after the last failure."""
+        return self.failures >= SUSPICIOUS and any(lane.load for lane in self.lanes)
 
     def signal(self, number: signal.Signals) -> None:
         """Send the process a signal."""

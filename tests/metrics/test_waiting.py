@@ -72,16 +72,20 @@ def wait(
         return []
 
     collector.next_batch = next_batch
-    stop: Any = SimpleNamespace(asked=asyncio.Event())
-    scored: Any = SimpleNamespace(queue_seconds_mean=lambda: 0.0)
-    unused: Any = None
-    load = {"idle/servers": 1.0, "rollout/longest_seconds": 1.0}
-    parts: Any = loop.Parts(*[unused] * 3, collector, unused, scored, stop=stop, sharing=RESIDENT, load=lambda: load)
+    parts: Any = SimpleNamespace(
+        collector=collector,
+        policies={"": SimpleNamespace(rewards=SimpleNamespace(queue_seconds_mean=lambda: 0.0))},
+        load=lambda: {"idle/servers": 1.0, "rollout/longest_seconds": 1.0},
+        stop=SimpleNamespace(asked=asyncio.Event()),
+        sharing=RESIDENT,
+        recovery=None,
+        hooks=(),
+    )
     record = Record(tmp_path, "t", View(False), waiting=notes)
 
     async def step() -> None:
         with record.recording():
-            await loop._next_batch(parts, record, None)
+            await loop._next_step(parts, 0, record, None)
             notes.log(1, WAITS)
             notes.log(2, WAITS)
 

@@ -1,0 +1,57 @@
+"""A run whose Ray loses a process ends soon, with an error that names the process and its log, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from limits import HUNG_S
+
+from areal_like.cluster.janitor import RUN_VARIABLE
+
+HERE = Path(__file__).parent
+END_S = 30.0  # Ray itself would end the controller after 60 s, without an error
+VICTIMS = {"gcs/gcs_server": "gcs_server", "raylet/raylet": "raylet", "ray::DashboardAgent": "dashboard_agent"}
+
+
+def kill(when: str, victim: str, folder: Path) -> tuple[str, float]:
+    """Return the output of the run, and its seconds."""
+    start = time.monotonic()
+    command = [sys.executable, str(HERE / "ray_victims.py"), when, victim, str(folder)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG_S)
+    return done.stdout + done.stderr, time.monotonic() - start
+
+
+def is_left(folder: Path) -> bool:
+    """Whether a process of the run lives; its workers have the run's directory in their command or environment."""
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()) and RUN_VARIABLE in process.environ():
+                return True
+        except (psutil.Error, OSError):
+            continue
+    return False
+
+
+@pytest.mark.parametrize(
+    "victim", [pytest.param(name, marks=[pytest.mark.long] if name.startswith("raylet") else []) for name in VICTIMS]
+)
+def test_the_death_of_a_process_of_ray_ends_the_run_with_its_name(tmp_path: Path, victim: str) -> None:
+    output, _ = kill("work", victim, tmp_path)
+    logs = tmp_path / "logs/ray"
+    assert f"{VICTIMS[victim]}, a process of the private Ray cluster, has ended" in output
+    assert str(logs) in output and (logs / "raylet.out").exists()
+    assert not is_left(tmp_path)
+
+
+def test_a_gcs_that_is_killed_during_the_start_ends_the_run_with_its_log(tmp_path: Path) -> None:
+    output, seconds = kill("start", "gcs/gcs_server", tmp_path)
+    assert str(tmp_path / "logs/ray") in output, output
+    assert seconds < 100
+    assert not is_left(tmp_path)
