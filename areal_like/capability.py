@@ -11,6 +11,7 @@ from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.hooks import Hook
 from areal_like.job import Job
@@ -70,10 +71,16 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A folder of `areal_like/capabilities/`: `checks` before the start; `hook` makes what the loop calls, or None."""
+    """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
+
+    `hook` makes what the loop calls, and `stream` the prompts in their order, each None where the run has none of it.
+    `uses_reference` tells whether a run needs the section `ref` for it.
+    """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
+    stream: Callable[[Job], PromptStream | None] = lambda job: None
+    uses_reference: Callable[[RunConfig], bool] = lambda config: False
 
 
 @cache
@@ -90,3 +97,13 @@ def check_capabilities(known: Known) -> list[Finding]:
 def make_hooks(started: Started) -> list[Hook]:
     """Return the hooks of a run."""
     return [hook for each in capabilities() if (hook := each.hook(started)) is not None]
+
+
+def make_stream(job: Job) -> PromptStream | None:
+    """Return the stream of prompts that a capability makes, None where none does."""
+    return next((stream for each in capabilities() if (stream := each.stream(job)) is not None), None)
+
+
+def uses_reference(config: RunConfig) -> bool:
+    """Return whether a capability uses the reference of a run."""
+    return any(each.uses_reference(config) for each in capabilities())
