@@ -111,6 +111,6 @@ def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], Event]:
     """Return a function that decodes events with the fields of these columns; it raises ValueError."""
     fields = [(name, kind, None) for column in columns for name, kind in column.sent.items()]
     info = msgspec.defstruct("Info", fields, bases=(Info,))
-    event: Any = msgspec.defstruct("Event", [("meta_info", info | None, None)], bases=(Event,))
-    decode: Callable[[bytes], Event] = msgspec.json.Decoder(event).decode
-    return decode
+    event = msgspec.defstruct("Event", [("meta_info", info | None, None)], bases=(Event,))
+    decoder: Any = msgspec.json.Decoder(event)
+    return decoder.decode  # type: ignore[no-any-return]
