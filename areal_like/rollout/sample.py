@@ -147,10 +147,10 @@ class Sample:
             raise WrongVersion(
                 f"{server} generated with weights of version {made}; expected {first} to {last}", "wrong_version"
             )
-        own, inputs = self._read(piece, tokens, server) if self._wanted else ({}, {})
+        if self._wanted:
+            own, self._inputs = self._read(piece, tokens, server)
+            self._columns.append((tokens, own))
         self._add(columns)
-        self._columns.append((tokens, own))
-        self._inputs = inputs
         if ended is None and self.length >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
         if ended and tokens and columns.item(0, -1) in self.sampling.stop_token_ids:
