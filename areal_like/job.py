@@ -9,7 +9,7 @@ from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.per_token import RouteShape
+from areal_like.routes import RouteShape
 from areal_like.types import Device, Prompt
 
 

@@ -5,24 +5,30 @@ log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.columns import Column, Columns, Use, Values, column_of, declare
 from areal_like.images import Images
-from areal_like.per_token import KeptIds, Routes
 
 type Device = Literal["cpu", "cuda"]
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
-TEMPERATURES = "temperatures"  # fields of a batch
 LEAST_LOGPROB = -103.28  # of float32's least positive number, for which a teacher's probability of 0 is taken
-TEACHER_IDS, TEACHER_TOP = "teacher_ids", "teacher_top_logprobs"
+
+LOSS_MASK = declare(Column("loss_mask", use="host"))  # 1 where a token is trained on
+TEMPERATURES = declare(Column("temperatures", use="sampling"))  # that tokens were sampled at, 0 for the run's
+TEACHER_LOGPROBS = declare(Column("teacher_logprobs"))  # of the sampled tokens
+TEACHER_IDS = declare(Column("teacher_ids", np.int32, None, use="label"))  # the likeliest ids, `[tokens, k]`
+TEACHER_TOP = declare(Column("teacher_top_logprobs", width=None))  # and the teacher's log-probs of them
+TURN_REWARDS = declare(Column("turn_rewards"))  # each at the last token of its turn
+TURN_STATES = declare(Column("turn_states", np.int64, use="host"))  # in the same places, the number of the first state
 
 
 class FinishReason(StrEnum):
@@ -85,14 +91,6 @@ class Node:
 
 
 @dataclass(frozen=True)
-class TopIds:
-    """The likeliest ids at each token's place, and their log-probs, both `[tokens, k]`; 0 where none were requested."""
-
-    ids: Ints
-    logprobs: Floats
-
-
-@dataclass(frozen=True)
 class Trajectory:
     """A prompt and one response to it.
 
@@ -100,15 +98,12 @@ class Trajectory:
     and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
     are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
     (a timed-out or crashed verifier); `reward_parts` are recorded beside it. `sample` numbers the episodes of a group;
-    one with several conversations gives several trajectories. `routes` and `kept`, a row or list for each token, are
-    there if the servers returned them (`per_token.py`). `temperatures` are 0 where a token was sampled at the run's.
-    `teacher_logprobs` are those of the run's teacher, in the form of `logprobs`; `teacher_top` are the ids that the
-    teacher finds likeliest, and their log-probs, if the run trains on them. `turn_rewards` `[tokens]` are rewards
-    of turns, each at the last token of its turn, if there are any; `turn_states` in the same places are numbers, from 1
-    on, of the states in which turns start. `images` are those of the whole sequence, in the
-    order of their tokens; image tokens are never trained. `nodes` are the path through the tree of the group, from the
-    root on, where samples share generated tokens or a conversation continues another one; what samples share is
-    generated in one trajectory of theirs, and has version -1 in the others.
+    one with several conversations gives several trajectories. `columns` are further values of each token
+    (`columns.py`): those that servers returned, the teacher's, rewards and states of turns, as far as there are any.
+    `images` are those of the whole sequence, in the order of their tokens; image tokens are never trained. `nodes` are
+    the path through the tree of the group, from the root on, where samples share generated tokens or a conversation
+    continues another one; what samples share is generated in one trajectory of theirs, and has version -1 in the
+    others.
     """
 
     sample_id: int
@@ -120,13 +115,7 @@ class Trajectory:
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     sample: int = 0
-    routes: Routes | None = None
-    kept: KeptIds | None = None
-    temperatures: Floats | None = None
-    teacher_logprobs: Floats | None = None
-    teacher_top: TopIds | None = None
-    turn_rewards: Floats | None = None
-    turn_states: NDArray[np.int64] | None = None
+    columns: Columns = field(default_factory=dict)
     images: Images = ()
     nodes: tuple[Node, ...] = ()
 
@@ -164,21 +153,31 @@ def mean_reward(trajectories: Sequence[Trajectory]) -> float | None:
 class Batch:
     """Sequences back to back, as the trainer takes them.
 
-    `lengths` is `[sequences]`; `tokens` and each array of `fields` are `[tokens]`, tokens = sum(lengths).
+    `lengths` is `[sequences]`; `tokens` and each column of `fields` are `[tokens, …]`, tokens = sum(lengths).
     `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
-    loss counts in the mean over these tokens; without it all count the same. Other fields are what the loss wants.
-    `fields[TEMPERATURES]`, if there, are those that tokens were sampled at, 0 for the run's. `fields[TEACHER_IDS]` and
-    `fields[TEACHER_TOP]`, if there, are `[tokens, k]`: ids, which float32 holds exactly up to 2**24, and the teacher's
-    log-probs of them. `routes` and `kept` have a row or list for each token. `images` are those of each sequence, None
-    where no sequence has any.
+    loss counts in the mean over these tokens; without it all count the same. Other fields are the trajectories' columns
+    and the inputs of the loss. `images` are those of each sequence, None where no sequence has any.
     """
 
     lengths: Ints
     tokens: Ints
-    fields: Mapping[str, Floats] = field(default_factory=dict)
-    routes: Routes | None = None
-    kept: KeptIds | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[Images, ...] | None = None
+
+    def with_field(self, name: str, values: Values | None) -> "Batch":
+        """Return the batch with one more field, or another one of this name; without it if `values` is None."""
+        others = {other: given for other, given in self.fields.items() if other != name}
+        return replace(self, fields=others if values is None else {**others, name: values})
+
+    def of_use(self, *uses: Use) -> dict[str, Any]:
+        """Return the fields that the trainer uses in these ways."""
+        return {name: given for name, given in self.fields.items() if column_of(name, given).use in uses}
+
+    def drop(self, use: Use) -> "Batch":
+        """Return the batch without the fields of a use, for example `input` for other models than the policy."""
+        return replace(
+            self, fields={name: given for name, given in self.fields.items() if name not in self.of_use(use)}
+        )
 
 
 @dataclass(frozen=True)

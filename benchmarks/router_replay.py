@@ -16,7 +16,6 @@ import secrets
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,10 +32,10 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
-from areal_like.per_token import RouteShape
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.routes import ROUTES, RouteShape
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch, LossSpec, Prompt, Reward
@@ -154,7 +153,7 @@ def train(run: RunConfig, model: Path, batch: Batch) -> dict[str, Any]:
     listener = listen("127.0.0.1")
     spec = EngineSpec("actor", run.actor, run.actor.optimizer, model, ParallelSizes(), DEVICE, run.seed, 1000)
     engine = make_engine(spec, Rendezvous(0, 1, *listener.getsockname(), listener=listener))
-    sides = {"on": batch, "off": replace(batch, routes=None)}
+    sides = {"on": batch, "off": batch.with_field(ROUTES, None)}
     try:
         found = {side: distance(engine, each) for side, each in sides.items()}
         times: dict[str, list[float]] = {side: [] for side in sides}

@@ -13,7 +13,7 @@ from areal_like.algorithms.turn_trees import find_trees, share_costs, spread, va
 from areal_like.algorithms.turns import credit_each_turn
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
-from areal_like.types import LEAST_LOGPROB, TEACHER_TOP, Floats
+from areal_like.types import LEAST_LOGPROB, TEACHER_LOGPROBS, TEACHER_TOP, TURN_REWARDS, Floats
 
 
 def overlong_penalty(generated: NDArray[np.int64], longest: int, tail: int, factor: float) -> NDArray[np.float64]:
@@ -45,7 +45,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     chosen = select(experience, settings)
     selection = {} if chosen is None else {"loss_mask": chosen.astype(np.float32)}
     values = batch.fields.get("values") if settings.critic else None
-    by_turn = settings.turns_alone or settings.turn_discount != 1 or "turn_rewards" in batch.fields
+    by_turn = settings.turns_alone or settings.turn_discount != 1 or TURN_REWARDS in batch.fields
     sampled_by_teacher = settings.teacher_coef and TEACHER_TOP not in batch.fields  # else the loss uses the teacher
     per_token = settings.kl_ctl or sampled_by_teacher or settings.discount != 1 or by_turn or experience.nodes
     if values is None and not per_token and settings.adv_norm == NormConfig():
@@ -60,7 +60,7 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     groups = np.repeat(experience.groups, counts)
     total = settings.reward_coef * advantages
     if sampled_by_teacher:
-        taught = np.maximum(batch.fields["teacher_logprobs"], LEAST_LOGPROB)
+        taught = np.maximum(batch.fields[TEACHER_LOGPROBS], LEAST_LOGPROB)
         log_ratio = (taught - batch.fields["behaviour_logprobs"])[generated]
         total += settings.teacher_coef * log_ratio
     kept = slice(None) if chosen is None else np.repeat(chosen, counts)  # other tokens' advantages do not count
@@ -151,7 +151,7 @@ def _credit_nodes(
     own = np.zeros(len(trees.parents))
     nodes, trajectories, places = np.array(trees.trained, np.int64).T
     if by_turn:
-        if (given := fields.get("turn_rewards")) is not None:
+        if (given := fields.get(TURN_REWARDS)) is not None:
             own[nodes] = settings.reward_scaling * given[places]
         values = values_of(trees, shaped, own, settings.turn_discount)
         groups, samples = experience.groups[trajectories], experience.samples[trajectories]
@@ -183,7 +183,7 @@ def _credit_turns(
     owner = trajectory[last]
     turns = np.bincount(owner, minlength=len(counts))  # of each trajectory
     own = np.zeros(len(last))
-    if (given := fields.get("turn_rewards")) is not None:
+    if (given := fields.get(TURN_REWARDS)) is not None:
         own += settings.reward_scaling * given[places[last]]
     own[np.cumsum(turns) - 1] += shaped
     returns = gae(own, np.zeros(len(own)), turns, settings.turn_discount, 1.0)

@@ -7,14 +7,15 @@ all tokens would be too expensive.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.algorithms.types import Algorithm, Experience
+from areal_like.columns import join as join_columns
 from areal_like.images import Images
-from areal_like.per_token import join_kept, join_routes
-from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, FinishReason, Floats, Ints, Trajectory
+from areal_like.types import Batch, FinishReason, Floats, Ints, Trajectory
 
 
 def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:
@@ -45,33 +46,15 @@ def number_samples(groups: Sequence[int], samples: Sequence[int]) -> Ints:
 def batch_of(trajectories: Sequence[Trajectory], version: int) -> Batch:
     """Concatenate trajectories for training policy version `version`."""
     versions = np.concatenate([item.versions for item in trajectories])
-    fields = {
+    fields: dict[str, Any] = {
         "loss_mask": (versions >= 0).astype(np.float32),
         "behaviour_logprobs": np.concatenate([item.logprobs for item in trajectories]),
         "on_policy": (versions == version).astype(np.float32),
     }
-    teacher = [item.teacher_logprobs for item in trajectories if item.teacher_logprobs is not None]
-    if len(teacher) == len(trajectories):
-        fields["teacher_logprobs"] = np.concatenate(teacher)
-    top = [item.teacher_top for item in trajectories if item.teacher_top is not None]
-    if len(top) == len(trajectories):
-        fields[TEACHER_IDS] = np.concatenate([each.ids for each in top]).astype(np.float32)
-        fields[TEACHER_TOP] = np.concatenate([each.logprobs for each in top])
-    if any(item.turn_rewards is not None for item in trajectories):
-        fields["turn_rewards"] = np.concatenate([_turn_rewards(item) for item in trajectories])
-    if any(item.turn_states is not None for item in trajectories):
-        own_states = [
-            np.zeros(len(item.tokens)) if item.turn_states is None else item.turn_states for item in trajectories
-        ]
-        fields["turn_states"] = _small_numbers(np.concatenate(own_states).astype(np.int64))
+    fields |= join_columns([(len(item.tokens), item.columns) for item in trajectories])
     lengths = np.array([len(item.tokens) for item in trajectories], np.int32)
-    if any(item.temperatures is not None for item in trajectories):
-        own = [np.zeros(len(item.tokens)) if item.temperatures is None else item.temperatures for item in trajectories]
-        fields[TEMPERATURES] = np.concatenate(own).astype(np.float32)
-    routes = join_routes([(len(item.tokens), item.routes) for item in trajectories])
-    kept = join_kept([(len(item.tokens), item.kept) for item in trajectories])
-    images = _join_images(trajectories)
-    return Batch(lengths, np.concatenate([item.tokens for item in trajectories]), fields, routes, kept, images)
+    tokens = np.concatenate([item.tokens for item in trajectories])
+    return Batch(lengths, tokens, fields, _join_images(trajectories))
 
 
 def _join_images(trajectories: Sequence[Trajectory]) -> tuple[Images, ...] | None:
@@ -81,22 +64,9 @@ def _join_images(trajectories: Sequence[Trajectory]) -> tuple[Images, ...] | Non
     return images if any(images) else None
 
 
-def _turn_rewards(item: Trajectory) -> Floats:
-    return np.zeros(len(item.tokens), np.float32) if item.turn_rewards is None else item.turn_rewards
-
-
-def _small_numbers(states: NDArray[np.int64]) -> Floats:
-    """Return ranks of the numbers above 0, from 1 on, which float32 holds exactly; 0 stays 0."""
-    named = states > 0
-    result = np.zeros(len(states), np.float32)
-    result[named] = np.unique(states[named], return_inverse=True)[1] + 1
-    return result
-
-
 def with_field(experience: Experience, name: str, values: Floats) -> Experience:
     """Return the batch with one more field, `[tokens]`."""
-    batch = experience.batch
-    return replace(experience, batch=replace(batch, fields={**batch.fields, name: values}))
+    return replace(experience, batch=experience.batch.with_field(name, values))
 
 
 def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> list[Batch]:
@@ -106,7 +76,7 @@ def policy_batches(algorithm: Algorithm, experience: Experience, n: int = 1) -> 
     tokens are left out; if none remain, the result is []. An algorithm with its own temperature trains all tokens at
     this temperature and over the whole vocabulary, however they were sampled.
     """
-    batch = experience.batch if algorithm.temperature is None else _without_sampling(experience.batch)
+    batch = experience.batch if algorithm.temperature is None else experience.batch.drop("sampling")
     fields = dict(batch.fields)
     mask = fields["loss_mask"]
     for name, values in algorithm.targets(experience).items():
@@ -125,18 +95,13 @@ def minibatches(batch: Batch, n: int, turns: int | None) -> int:
     return max(1, -(-int(_turn_starts(batch.fields["loss_mask"], batch.lengths).sum()) // turns))
 
 
-def _without_sampling(batch: Batch) -> Batch:
-    fields = {name: values for name, values in batch.fields.items() if name != TEMPERATURES}
-    return replace(batch, fields=fields, kept=None)
-
-
 def _without_zero_advantages(batch: Batch) -> Batch:
     """Return the trajectories with nonzero advantages, at least one, with weights that keep the mean over all."""
     wanted = np.flatnonzero(_per_sequence(np.abs(batch.fields["advantages"]), batch.lengths))
     part = _part(batch, wanted if len(wanted) else np.zeros(1, np.int64))
     mask = part.fields["loss_mask"]
     weights = part.fields.get("loss_weights", mask) * np.float32(mask.sum() / batch.fields["loss_mask"].sum())
-    return replace(part, fields={**part.fields, "loss_weights": weights})
+    return part.with_field("loss_weights", weights)
 
 
 def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:
@@ -147,10 +112,8 @@ def _part(batch: Batch, sequences: NDArray[np.int64]) -> Batch:
     chosen[sequences] = True
     tokens = np.repeat(chosen, batch.lengths)
     fields = {name: values[tokens] for name, values in batch.fields.items()}
-    routes = None if batch.routes is None else batch.routes[tokens]
-    kept = None if batch.kept is None else batch.kept.take(tokens)
     images = None if batch.images is None else tuple(compress(batch.images, chosen))
-    return Batch(batch.lengths[chosen], batch.tokens[tokens], fields, routes, kept, images)
+    return Batch(batch.lengths[chosen], batch.tokens[tokens], fields, images)
 
 
 def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:
@@ -158,7 +121,7 @@ def _add_weights(algorithm: Algorithm, batch: Batch) -> Batch:
         return batch
     mask = batch.fields["loss_mask"]
     weights = (algorithm.weights(mask, batch.lengths) * mask).astype(np.float32)
-    return replace(batch, fields={**batch.fields, "loss_weights": weights})
+    return batch.with_field("loss_weights", weights)
 
 
 def sequence_mean(mask: Floats, lengths: Ints) -> Floats:

@@ -16,7 +16,7 @@ from areal_like.algorithms.topr import estimate_with_signs
 from areal_like.algorithms.types import Algorithm, Experience, Need
 from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import UserCodeError, load_object, where_it_failed
-from areal_like.types import Floats, Ints, LossSpec, Trajectory
+from areal_like.types import TURN_REWARDS, Floats, Ints, LossSpec, Trajectory
 
 
 def make_algorithm(config: RunConfig) -> Algorithm:
@@ -84,9 +84,10 @@ def tells_apart(group: Sequence[Trajectory]) -> bool:
 def _by_turn(item: Trajectory) -> list[float]:
     """Return the rewards of a trajectory's turns, without zeros after the last reward."""
     starts = np.flatnonzero(np.diff(item.generated, prepend=False) & item.generated)
-    if item.turn_rewards is None or not len(starts):
+    given = item.columns.get(TURN_REWARDS)
+    if given is None or not len(starts):
         return []
-    rewards: Floats = np.trim_zeros(np.add.reduceat(item.turn_rewards, starts), "b")
+    rewards: Floats = np.trim_zeros(np.add.reduceat(given, starts), "b")
     return rewards.tolist()
 
 

@@ -10,7 +10,7 @@ from areal_like.algorithms.advantages import estimate, shape_rewards
 from areal_like.algorithms.losses import LossInputs, TokenLoss, ratios, with_regularisers
 from areal_like.algorithms.settings import Settings
 from areal_like.algorithms.types import Experience
-from areal_like.types import Floats
+from areal_like.types import TURN_REWARDS, Floats
 
 
 def topr(inputs: LossInputs, settings: Settings) -> TokenLoss:
@@ -33,7 +33,7 @@ def estimate_with_signs(experience: Experience, settings: Settings, longest: int
     `estimate` shapes the reward: with bias, baseline, length penalty and clip.
     """
     batch, rewards = experience.batch, shape_rewards(experience, settings, longest)
-    if (turns := batch.fields.get("turn_rewards")) is not None:
+    if (turns := batch.fields.get(TURN_REWARDS)) is not None:
         rewards += settings.reward_scaling * np.add.reduceat(
             turns, np.cumsum(batch.lengths) - batch.lengths, dtype=np.float64
         )

@@ -15,7 +15,7 @@ from areal_like.algorithms.normalise import normalise
 from areal_like.algorithms.settings import Settings
 from areal_like.algorithms.types import Experience
 from areal_like.config.schema import NormConfig
-from areal_like.types import Ints
+from areal_like.types import TURN_REWARDS, TURN_STATES, Ints
 
 type Doubles = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def _within_groups(norm: NormConfig) -> NormConfig:
 
 def _own_rewards(experience: Experience, turns: TurnRuns, shaped: Doubles, settings: Settings) -> Doubles:
     own = np.zeros(len(turns.owner))
-    if (given := experience.batch.fields.get("turn_rewards")) is not None:
+    if (given := experience.batch.fields.get(TURN_REWARDS)) is not None:
         own += settings.reward_scaling * given[turns.ends]
     last = _last_of(experience.samples[turns.owner])
     own[last] += shaped[turns.owner[last]]
@@ -102,12 +102,12 @@ def _returns(own: Doubles, episodes: Ints, discount: float) -> Doubles:
 
 
 def _states(experience: Experience, turns: TurnRuns) -> NDArray[np.int64]:
-    """Return a number for the initial state of each turn: the workflow's, or else the tokens before the turn."""
-    batch, numbers = experience.batch, dict[bytes | float, int]()
-    named = batch.fields.get("turn_states")
+    """Return a number for the state in which each turn starts: the workflow's, or else the tokens before the turn."""
+    batch, numbers = experience.batch, dict[bytes | int, int]()
+    named = batch.fields.get(TURN_STATES)
     begin = (np.cumsum(batch.lengths) - batch.lengths)[turns.owner]
-    keys: list[bytes | float] = []
+    keys: list[bytes | int] = []
     for first, start, end in zip(begin.tolist(), turns.starts.tolist(), turns.ends.tolist(), strict=True):
-        state = 0.0 if named is None else float(named[end])
+        state = 0 if named is None else int(named[end])
         keys.append(state or batch.tokens[first:start].tobytes())
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

@@ -6,7 +6,7 @@ from allocation import Finding, Plan
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig
-from areal_like.per_token import MOST_EXPERTS, RouteShape
+from areal_like.routes import MOST_EXPERTS, RouteShape
 from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
 
 KEY = "rollout.router_replay"

@@ -204,15 +204,15 @@ class ServerPool:
         seed: int | None = None,
         priority: int = 0,
         session: Hashable | None = None,
-        routes_from: int = 0,
+        inputs_from: int = 0,
         on_tokens: OnTokens | None = None,
         images: Images = (),
     ) -> Response:
         """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
-        The smallest `priority` goes first. Routes, if wanted, start at the token `routes_from`: the caller knows the
-        others. `on_tokens` is called with tokens as they arrive. A failed sample continues on another server or later;
-        raises ServerError after MOST_TRIES in a row that brought no token.
+        The smallest `priority` goes first. Columns of inputs are those from the token `inputs_from` on: the caller
+        knows the others. `on_tokens` is called with tokens as they arrive. What fails is continued on another
+        server or later; raises ServerError after MOST_TRIES in a row that brought no token.
         """
         affinity = None
         if session is not None:
@@ -221,7 +221,7 @@ class ServerPool:
             if len(self._sessions) > MOST_SESSIONS:
                 del self._sessions[next(iter(self._sessions))]
         sample = Sample(
-            np.array(tokens, np.int32), sampling, seed, routes_from=routes_from, on_tokens=on_tokens, images=images
+            np.array(tokens, np.int32), sampling, seed, inputs_from=inputs_from, on_tokens=on_tokens, images=images
         )
         return await self._finish(sample, priority, affinity)
 

@@ -232,7 +232,7 @@ class Router:
 
     def _send(self, state: ServerState) -> None:
         entries, state.outbox = [entry for entry in state.outbox if not entry[1].done()], []
-        for alike in _by_routes(entries):
+        for alike in _by_columns(entries):
             for together in itertools.batched(alike, TOGETHER):
                 self._keep(asyncio.create_task(self._call(state, together)))
 
@@ -268,10 +268,9 @@ class Router:
         first, name = self.version, state.server.name
         rids = [f"{self._own}-{next(self._numbers)}-{name}" for _ in entries]
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
-        masks = [sample.sampling.is_cut for sample, _ in entries]
         images = [sample.images for sample, _ in entries]
         adapters = [sample.sampling.adapter for sample, _ in entries]
-        request = generation_request(rids, inputs, params, entries[0][0].first_route, masks, images, adapters)
+        request = generation_request(rids, inputs, params, entries[0][0].request, images, adapters)
         for rid, (_, ended) in zip(rids, entries, strict=True):
             ended.add_done_callback(partial(self._abort_cancelled, state, rid))
         async with aclosing(read(self._turn, state.server, request)) as answer:
@@ -366,11 +365,11 @@ class Router:
             self.hung(state.server)
 
 
-def _by_routes(entries: Sequence[Outgoing]) -> Iterable[Sequence[Outgoing]]:
-    """Return samples in groups that need routes from the same token on, which a request names once."""
-    alike: dict[int | None, list[Outgoing]] = {}
+def _by_columns(entries: Sequence[Outgoing]) -> Iterable[Sequence[Outgoing]]:
+    """Return samples in groups that want the same columns of the same tokens, which a request names once."""
+    alike: dict[tuple[tuple[str, Any], ...], list[Outgoing]] = {}
     for entry in entries:
-        alike.setdefault(entry[0].first_route, []).append(entry)
+        alike.setdefault(tuple(entry[0].request.items()), []).append(entry)
     return alike.values()
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from areal_like.columns import SERVED, Column, Columns, Values, join
 from areal_like.images import Images
-from areal_like.per_token import KeptIds, Routes, RouteShape, join_kept
 from areal_like.rollout.response import Response
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
-from areal_like.rollout.sglang.unusable import refuse_kept, refuse_routes
+from areal_like.rollout.sglang.unusable import refuse
+from areal_like.routes import RouteShape
 from areal_like.types import FinishReason, Ints
 
 CHUNK = 512  # tokens after which a server reports: at most as many are lost with it
@@ -60,36 +62,42 @@ class Sample:
     """A prompt and its response so far: `length` tokens, and the finish reason at its end.
 
     `begun` is set with its first token if that is `awaited`, else with the server's first event, and when it ends.
-    Routes are wanted of tokens from `routes_from` on; a server that fails takes those of its tokens along, and the next
-    one computes them again. With `on_tokens` the server sends each token at once, and that is called with it. `images`
-    are those of the prompt, which every server that continues the sample receives.
+    Columns of inputs are wanted of tokens from `inputs_from` on; a server that fails takes those of its tokens along,
+    and the next one computes them again. With `on_tokens` the server sends each token at once, and that is called with
+    it. `images` are those of the prompt, which every server that continues the sample receives.
     """
 
     prompt: Ints
     sampling: Sampling
     seed: int | None = None
     awaited: bool = False
-    routes_from: int = 0
+    inputs_from: int = 0
     on_tokens: OnTokens | None = None
     images: Images = ()
     length: int = 0
     finish_reason: FinishReason | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     _held: Ints = field(default_factory=lambda: np.empty((3, 0), np.int32))  # as a piece's columns, with room for more
-    _routes: Routes | None = None
-    _kept: list[tuple[int, KeptIds | None]] = field(default_factory=list)  # of each piece, with its tokens
+    _columns: list[tuple[int, Columns]] = field(default_factory=list)  # of each piece, with its tokens
+    _inputs: Columns = field(default_factory=dict)  # of tokens as inputs, with the last piece
 
     @property
     def response(self) -> Response:
         """The response as far as it has come."""
         tokens, logprobs, versions = self._held[:, : self.length]
-        kept = join_kept(self._kept)
-        return Response(tokens, logprobs.view(np.float32), versions, self.finish_reason, self._routes, kept)
+        columns = join(self._columns)
+        return Response(tokens, logprobs.view(np.float32), versions, self.finish_reason, columns, self._inputs)
 
     @property
-    def first_route(self) -> int | None:
-        """The first token whose routes a server is asked for; None where they are not wanted."""
-        return None if self.sampling.routes is None else self.routes_from
+    def request(self) -> dict[str, Any]:
+        """Fields of a request for the columns that are wanted; samples of one request have equal ones."""
+        return {name: value for fields in self._wanted.values() for name, value in fields.items()}
+
+    @cached_property
+    def _wanted(self) -> dict[Column, Mapping[str, Any]]:
+        """The columns that servers return for the sample, with the fields that request each."""
+        asked = ((column, column.request(self.sampling, self.inputs_from)) for column in SERVED.values())
+        return {column: fields for column, fields in asked if fields is not None}
 
     @property
     def input(self) -> Ints:
@@ -130,7 +138,7 @@ class Sample:
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
         requested; nothing is added then.
         """
-        columns, ended, data, kept = piece
+        columns, ended, _ = piece
         tokens = columns.shape[1]
         if self.length + tokens > self.sampling.max_new_tokens:
             raise Unavailable(f"{server} returned more tokens than requested", "unusable")
@@ -139,11 +147,10 @@ class Sample:
             raise WrongVersion(
                 f"{server} generated with weights of version {made}; expected {first} to {last}", "wrong_version"
             )
-        routes = self._read_routes(data, tokens, ended, server)
-        self._check_kept(kept, columns, server)
+        if self._wanted:
+            own, self._inputs = self._read(piece, tokens, server)
+            self._columns.append((tokens, own))
         self._add(columns)
-        self._routes = routes
-        self._kept.append((tokens, kept))
         if ended is None and self.length >= self.sampling.max_new_tokens:
             ended = FinishReason.LENGTH  # a server that fails now has nothing left to do
         if ended and tokens and columns.item(0, -1) in self.sampling.stop_token_ids:
@@ -154,39 +161,25 @@ class Sample:
             self.on_tokens(columns[0].tolist())
         return tokens
 
-    def _read_routes(self, data: bytes | None, tokens: int, ended: FinishReason | None, server: str) -> Routes | None:
-        """Return the routes that the last piece has; raise ServerError where they are missing or of another form."""
-        shape, length = self.sampling.routes, self.length + tokens
-        if shape is None or (ended is None and length < self.sampling.max_new_tokens):
-            return None
-        if ended is None:  # they come with the end
-            raise Unavailable(f"{server} did not end a response at the requested number of tokens", "unusable")
-        if data is None:
-            problem = "none"
-        else:
-            try:
-                return shape.read(data, len(self.prompt) + length - 1 - self.routes_from)
-            except ValueError as error:
-                problem = str(error)
-        raise refuse_routes(server, problem)
+    def _read(self, piece: Piece, tokens: int, server: str) -> tuple[Columns, Columns]:
+        """Return the columns of a piece's tokens, and those of all inputs, which come with the end.
 
-    def _check_kept(self, kept: KeptIds | None, columns: Ints, server: str) -> None:
-        """Raise ServerError where the ids that tokens were sampled from are missing, or cannot be these."""
-        tokens = columns[0]
-        if not self.sampling.is_cut or not len(tokens):
-            return
-        most = self.sampling.top_k + 1  # with a sampled id that rounding left out
-        if kept is None or len(kept) != len(tokens) or not kept.counts.all():
-            raise refuse_kept(server, "does not return the ids that each token was sampled from")
-        if (largest := int(kept.counts.max())) > most:
-            problem = f"returned {largest} ids that a token was sampled from, where its top_k is {most - 1}"
-            raise refuse_kept(server, problem)
-        if (smallest := int(kept.ids.min())) < 0:
-            raise refuse_kept(server, f"returned the id {smallest} among the ids that a token was sampled from")
-        sampled = np.logical_or.reduceat(kept.ids == np.repeat(tokens, kept.counts), kept.ends[:-1])
-        if not sampled.all():
-            token = tokens[int(np.argmin(sampled))]
-            raise refuse_kept(server, f"sampled the token {token}, which is not among the ids that it reported as kept")
+        Raises ServerError where they are unusable.
+        """
+        own, inputs = dict[str, Values](), dict[str, Values]()
+        length, ended = self.length + tokens, piece.finish_reason is not None
+        for column in self._wanted:
+            if not (ended or length >= self.sampling.max_new_tokens if column.is_input else tokens):
+                continue
+            if column.is_input and not ended:
+                raise Unavailable(f"{server} did not end a response at the requested number of tokens", "unusable")
+            count = len(self.prompt) + length - 1 - self.inputs_from if column.is_input else tokens
+            try:
+                values = column.read(piece, count, self.sampling)
+            except ValueError as problem:
+                raise refuse(server, problem, column) from problem
+            (inputs if column.is_input else own)[column.name] = values
+        return own, inputs
 
     def _add(self, columns: Ints) -> None:
         """Append a piece's columns; the array that holds them is twice as large when it is full."""

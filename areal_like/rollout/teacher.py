@@ -3,13 +3,14 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.config.schema import TeacherConfig
 from areal_like.errors import RunError, ServerError
@@ -18,15 +19,15 @@ from areal_like.rollout.protocol import Workflow
 from areal_like.rollout.sglang.completions import EchoedCompletions
 from areal_like.rollout.sglang.http import Connection, Deadline, Unavailable, session
 from areal_like.rollout.sglang.server import Server
-from areal_like.types import Floats, Ints, Prompt, TopIds, Trajectory, generated_in
+from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Ints, Prompt, Trajectory, generated_in
 
 ATTEMPTS = 3  # of a request whose failure may pass
 PAUSE_S = 1.0
 _PROBE = np.array([0, 1], np.int32)
 
-type Scores = tuple[Floats, TopIds | None]
+type Scores = Mapping[str, NDArray[Any]]
 type Score = Callable[[Ints, int, float], Awaitable[Scores]]
-"""Log-probs of tokens, `[tokens]`, and the likeliest ids if they are asked for, after the token at a place.
+"""The teacher's columns of tokens after the token at a place: log-probs, and the likeliest ids if they are asked for.
 
 Within a time limit in seconds.
 """
@@ -108,17 +109,14 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         start = max(0, first - 1)  # nothing before is needed, so that equal prompts are computed once
         try:
             async with self._room:
-                scored, top = await self._score(tokens, start)
+                scored = await self._score(tokens, start)
         except ServerError as error:
             if error.fault not in self._missing:
                 self._say(f"teacher: a response is not trained: {error}; further errors of this kind are only counted")
             self._missing[str(error.fault)] += 1
-            return replace(item, reward=None, teacher_logprobs=np.zeros(len(item.tokens), np.float32))
-        logprobs = _pick_generated(scored, item, cut)
-        likeliest = (
-            TopIds(_pick_generated(top.ids, item, cut), _pick_generated(top.logprobs, item, cut)) if top else None
-        )
-        return replace(item, teacher_logprobs=logprobs, teacher_top=likeliest)
+            return replace(item, reward=None)
+        taught = {name: _pick_generated(values, item, cut) for name, values in scored.items()}
+        return replace(item, columns={**item.columns, **taught})
 
     async def _score(self, tokens: Ints, start: int) -> Scores:
         for attempt in range(1, ATTEMPTS + 1):
@@ -161,17 +159,18 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         echoed = EchoedCompletions(connection, self._config.model)
 
         async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
-            return await echoed(tokens, timeout_s), None
+            return {TEACHER_LOGPROBS: await echoed(tokens, timeout_s)}
 
         return score
 
     async def _of_server(self, server: Server, tokens: Ints, start: int, timeout_s: float, cache: str | None) -> Scores:
         if self._config.top_k is None:
-            return await server.token_logprobs(tokens, timeout_s, start=start, cache=cache), None
-        return await server.top_ids(tokens, self._config.top_k, timeout_s, start=start, cache=cache)
+            return {TEACHER_LOGPROBS: await server.token_logprobs(tokens, timeout_s, start=start, cache=cache)}
+        scored = await server.top_ids(tokens, self._config.top_k, timeout_s, start=start, cache=cache)
+        return dict(zip((TEACHER_LOGPROBS, TEACHER_IDS, TEACHER_TOP), scored, strict=True))
 
 
-def _pick_generated[Kind: (Floats, Ints)](scored: Kind, item: Trajectory, cut: int) -> Kind:
+def _pick_generated(scored: NDArray[Any], item: Trajectory, cut: int) -> NDArray[Any]:
     """Return the last values at the trajectory's tokens from `cut` on, 0 where no model generated the token."""
     values = np.zeros((len(item.tokens), *scored.shape[1:]), scored.dtype)
     values[cut:] = scored[len(scored) - len(item.tokens) + cut :]

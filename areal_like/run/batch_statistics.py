@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.per_token import known_routes
-from areal_like.types import LEAST_LOGPROB, FinishReason, Trajectory
+from areal_like.routes import ROUTES, known_routes
+from areal_like.sampling_masks import KEPT
+from areal_like.types import LEAST_LOGPROB, TEACHER_LOGPROBS, FinishReason, Trajectory
 
 
 def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
@@ -42,9 +43,9 @@ def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, floa
 def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean reverse KL divergence from the teacher per sampled token, if the run has a teacher."""
     ratios = [
-        (item.logprobs - np.maximum(item.teacher_logprobs, LEAST_LOGPROB))[item.generated]
+        (item.logprobs - np.maximum(taught, LEAST_LOGPROB))[item.generated]
         for item in trajectories
-        if item.teacher_logprobs is not None and item.reward is not None
+        if (taught := item.columns.get(TEACHER_LOGPROBS)) is not None and item.reward is not None
     ]
     return {"teacher/reverse_kl": float(np.mean(np.concatenate(ratios)))} if ratios else {}
 
@@ -52,9 +53,9 @@ def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the share of generated tokens with known experts, and ids kept per token, where servers return any."""
     result = {}
-    if any(item.routes is not None for item in trajectories):
+    if any(ROUTES in item.columns for item in trajectories):
         result["routed_share"] = float(np.mean(np.concatenate([_find_routed(item) for item in trajectories])))
-    if counts := [item.kept.counts[item.generated] for item in trajectories if item.kept is not None]:
+    if counts := [item.columns[KEPT].counts[item.generated] for item in trajectories if KEPT in item.columns]:
         result["kept_ids"] = float(np.mean(np.concatenate(counts)))
     return result
 
@@ -62,7 +63,7 @@ def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def _find_routed(item: Trajectory) -> NDArray[np.bool]:
     """Return the mask of generated tokens with log-probs of known experts, the previous token's."""
     told = item.generated[1:]
-    return np.zeros(int(told.sum()), bool) if item.routes is None else known_routes(item.routes)[:-1][told]
+    return known_routes(item.columns[ROUTES])[:-1][told] if ROUTES in item.columns else np.zeros(int(told.sum()), bool)
 
 
 def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:

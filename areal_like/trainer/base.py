@@ -4,7 +4,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from areal_like.trainer.offload import DeviceMemory
 from areal_like.trainer.process import prepare_process
 from areal_like.trainer.saving import Saving
 from areal_like.trainer.unchanged import ANYTHING, keep_state, remember_buffers
-from areal_like.types import Batch, Floats, LossSpec
+from areal_like.types import TEACHER_IDS, Batch, Floats, LossSpec
 
 LEAST_LOSS_SCALE = 1.0
 
@@ -52,7 +51,7 @@ class BaseEngine(ABC):
     ) -> tuple[NDArray[np.int64], Floats] | None:
         if self._is_critic:
             raise RoleError("a critic has values, not log-probs")
-        batch = batch if adapted else replace(batch, routes=None)  # as of a reference, which chose other experts
+        batch = batch if adapted else batch.drop("input")  # as of a reference
         with pause(self._adapted_layers(), not adapted):
             return self._read(batch, find_generated(batch), temperature)
 
@@ -210,7 +209,7 @@ class BaseEngine(ABC):
         nothing = outputs[0].new_empty(0)
         inputs = (nothing, nothing) if self._is_critic else (outputs[0], outputs[1])
         values = outputs[0] if self._is_critic else None
-        choices = None if micro_batch.choices is None or self._is_critic else outputs[2]
+        choices = outputs[2] if TEACHER_IDS in micro_batch.of_labels and not self._is_critic else None
         per_token, stats = of_tokens(loss, LossInputs(*inputs, micro_batch.fields, sequences, values, choices))
         weights = micro_batch.fields.get("loss_weights")
         total = (per_token if weights is None else per_token * weights).sum()

@@ -1,7 +1,8 @@
 """One rank's share of packed micro-batches as tensors on its device, a micro-batch at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_like.per_token import Routes, unknown_expert
+from areal_like.columns import Use, column_of
+from areal_like.sampling_masks import KEPT
 from areal_like.trainer.ahead import find_ahead
 from areal_like.trainer.image_inputs import ImageInputs, ImageReader
 from areal_like.trainer.packing import MicroBatch
 from areal_like.types import TEACHER_IDS, TEMPERATURES, Batch
-
-_NOT_OF_LOSSES = ("loss_mask", TEACHER_IDS)
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class DeviceImages:
 
 @dataclass(frozen=True)
 class DeviceAhead:
-    """`ahead.Ahead` on the device: `tokens` `[1, t]`, `labels` at the targets, and their own temperatures, if any."""
+    """`ahead.Ahead` on the device: `tokens` `[1, t]`; `labels` and, if they have any, temperatures of the targets."""
 
     tokens: Tensor
     rows: Tensor
     labels: Tensor
-    temperatures: Tensor | None
+    temperatures: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,12 @@ class DeviceBatch:
 
     `tokens`, `positions` and `padding`, True at padding, are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`,
     `keys` are `packing.MicroBatch`'s. `rows` are the places that predict, `labels` the tokens they predict, and
-    `support` `[rows, width]` is what `log_probs_and_entropy` takes, None where all were sampled from the whole
-    vocabulary; `choices` `[rows, k]` are other ids whose log-probs are wanted, None if there are none. Sequences that
-    share a place and what it predicts share a row: `expand` `[n]` is the row of each wanted token, None where each has
-    its own. `sequences` are the numbers of these tokens' sequences in the batch, and each of `fields` the batch's
-    values there, all `[n]`; `count` is n. `routes` has a row for each of the t tokens, also for padding, whose experts
-    are unknown. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`. `ahead` is for a
-    layer for multi-token prediction that is trained.
+    `of_labels` `[rows, …]` the columns beside these (`columns.Use`), a row of ids of one width for each list, without
+    columns whose lists are empty. Sequences that share a place and what it predicts share a row: `expand` `[n]` is the
+    row of each wanted token, None where each has its own. `sequences` are the numbers of these tokens' sequences in the
+    batch, and each of `fields` the batch's values there, all `[n]`; `count` is n. `inputs` are columns of the t tokens,
+    also of padding. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`. `ahead` is for
+    a layer for multi-token prediction that is trained.
     """
 
     tokens: Tensor
@@ -74,24 +73,23 @@ class DeviceBatch:
     fields: Mapping[str, Tensor]
     count: Tensor
     keys: DeviceKeys | None = None
-    support: Tensor | None = None
-    routes: Tensor | None = None
-    own_temperatures: Tensor | None = None
+    of_labels: Mapping[str, Tensor] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     expand: Tensor | None = None
-    choices: Tensor | None = None
     images: DeviceImages | None = None
     ahead: DeviceAhead | None = None
 
-    def temperatures(self, temperature: float) -> float | Tensor:
-        """Return the temperatures of the labels, if some have their own, `[rows]`, or else `temperature`."""
-        own = self.own_temperatures
-        return temperature if own is None else torch.where(own > 0, own, temperature)
+    def head(self, temperature: float) -> dict[str, Any]:
+        """Return the arguments of `log_probs_and_entropy` that describe the labels, sampled at `temperature` or own."""
+        own, support, choices = map(self.of_labels.get, (TEMPERATURES, KEPT, TEACHER_IDS))
+        each = temperature if own is None else torch.where(own > 0, own, temperature)
+        return {"labels": self.labels, "temperature": each, "support": support, "choices": choices}
 
     def one_ahead(self) -> "DeviceBatch":
         """Return the micro-batch with the rows and labels of a layer for multi-token prediction."""
         assert self.ahead is not None
-        rows = {"rows": self.ahead.rows, "labels": self.ahead.labels, "own_temperatures": self.ahead.temperatures}
-        return replace(self, **rows, support=None, expand=None, choices=None)
+        ahead = self.ahead
+        return replace(self, rows=ahead.rows, labels=ahead.labels, of_labels=ahead.temperatures, expand=None)
 
     def of_tokens(self, of_rows: Tensor) -> Tensor:
         """Return values `[rows, …]` of the wanted tokens, `[n, …]`."""
@@ -147,11 +145,8 @@ def to_device(
     """Copy a micro-batch; `wanted`, `reader` and `looks_ahead` are DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
-    kept = None if batch.kept is None else batch.kept.take(targets)
-    support = kept.as_rows() if kept is not None and len(kept.ids) else None
-    temperatures, choices = batch.fields.get(TEMPERATURES), batch.fields.get(TEACHER_IDS)
-    own, others = (None if each is None else each[targets] for each in (temperatures, choices))
-    first, expand = _find_distinct(rows, batch.tokens[targets], own, support, others)
+    of_labels = _columns_at(targets, batch, "sampling", "label")
+    first, expand = _find_distinct(rows, batch.tokens[targets], *of_labels.values())
 
     def copy(array: NDArray[Any] | Tensor) -> Tensor:
         tensor = array if isinstance(array, Tensor) else torch.from_numpy(array)
@@ -169,16 +164,14 @@ def to_device(
         rows=copy(rows[first]),
         labels=copy(batch.tokens[targets[first]].astype(np.int64)),
         sequences=copy(np.repeat(np.arange(len(batch.lengths)), batch.lengths)[targets]),
-        fields={name: copy(values[targets]) for name, values in batch.fields.items() if name not in _NOT_OF_LOSSES},
+        fields={name: copy(values) for name, values in _columns_at(targets, batch, "loss").items()},
         count=copy(np.array(len(rows), np.int32)),
         keys=None
         if keys is None
         else DeviceKeys(copy(keys.places), copy(keys.cu_seqlens), keys.max_seqlen, copy(keys.positions)),
-        support=None if support is None else copy(support[first]),
-        routes=None if batch.routes is None else copy(_routes_at(batch.routes, pack.places)),
-        own_temperatures=None if own is None else copy(own[first]),
+        of_labels={name: copy(values[first]) for name, values in of_labels.items()},
+        inputs={name: copy(values) for name, values in _columns_at(pack.places, batch, "input").items()},
         expand=None if expand is None else copy(expand),
-        choices=None if others is None else copy(others[first].astype(np.int64)),
         images=None if images is None else _copy_images(images, copy),
         ahead=_copy_ahead(pack, batch, wanted, copy) if looks_ahead else None,
     )
@@ -192,14 +185,14 @@ def _copy_images(images: ImageInputs, copy: Callable[[NDArray[Any] | Tensor], Te
 def _copy_ahead(
     pack: MicroBatch, batch: Batch, wanted: NDArray[np.bool], copy: Callable[[NDArray[Any] | Tensor], Tensor]
 ) -> DeviceAhead:
-    ahead, temperatures = find_ahead(pack.places, batch, wanted), batch.fields.get(TEMPERATURES)
+    ahead = find_ahead(pack.places, batch, wanted)
     labels = batch.tokens[ahead.targets].astype(np.int64)
-    own = None if temperatures is None else copy(temperatures[ahead.targets])
+    own = {TEMPERATURES: copy(batch.fields[TEMPERATURES][ahead.targets])} if TEMPERATURES in batch.fields else {}
     return DeviceAhead(copy(ahead.tokens)[None], copy(ahead.rows), copy(labels), own)
 
 
 def _find_distinct(
-    rows: NDArray[np.int64], *others: NDArray[Any] | None
+    rows: NDArray[np.int64], *others: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
     """Return the first place of each different row, and of every one its number among these, None if all differ.
 
@@ -207,7 +200,7 @@ def _find_distinct(
     """
     if (np.diff(rows) > 0).all():
         return np.arange(len(rows)), None
-    columns = [column for each in others if each is not None for column in np.atleast_2d(each.T)]
+    columns = [column for each in others for column in each.reshape(len(each), -1).T]
     order = np.lexsort([*columns, rows])
     changes = np.any([np.diff(column[order]) != 0 for column in (*columns, rows)], 0)
     numbers = np.empty(len(rows), np.int64)
@@ -215,8 +208,8 @@ def _find_distinct(
     return order[np.concatenate(([True], changes))], numbers
 
 
-def _routes_at(routes: Routes, places: NDArray[np.int64]) -> Routes:
-    """Return the rows at some places of a batch; padding, at -1, has unknown experts."""
-    rows = routes[np.maximum(places, 0)]
-    rows[places < 0] = unknown_expert(routes.dtype)
-    return rows
+def _columns_at(places: NDArray[np.int64], batch: Batch, *uses: Use) -> dict[str, NDArray[Any]]:
+    """Return a batch's columns of these uses at some places, -1 for padding; without columns whose lists are empty."""
+    named = sorted(batch.of_use(*uses).items(), key=itemgetter(0), reverse=True)  # in one order on all ranks
+    found = {name: column_of(name, values).select(values, places) for name, values in named}
+    return {name: values for name, values in found.items() if values is not None}

@@ -15,12 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_like.columns import Column, declare
 from areal_like.images import ImageError, Images, decode, draw
 from areal_like.types import Batch, Ints
 
 SAMPLED = 3  # image tokens in a row that a model may have sampled, which are words as any other; an image takes more
 _REMEMBERED = 64  # images whose pixels are kept for the passes of a step
 _DUMMY = (32, 32)  # pixels of the image that a micro-batch without images has
+
+IMAGE_MARKS = declare(Column("image_marks", np.int32, use="input"))  # equal tokens of other images are other inputs
 
 type RopeIndex = Callable[..., tuple[Tensor, Tensor]]
 """`get_rope_index` of a model with positions in three dimensions (M-RoPE)."""
@@ -99,17 +102,17 @@ class ImageReader:
         arguments = {name: torch.cat([each.arguments[name] for each in pictures]) for name in pictures[0].arguments}
         return ImageInputs(arguments, wanted, None if self._rope_index is None else positions[:, None], kinds[None])
 
-    def mark(self, batch: Batch) -> Ints:
-        """Return the tokens of a batch with negative numbers in the place of image tokens, another for each image."""
+    def mark(self, batch: Batch) -> Batch:
+        """Return a batch with marks at image tokens, another for each image."""
         if batch.images is None:
-            return batch.tokens
-        tokens, numbers = batch.tokens.copy(), dict[bytes, int]()
+            return batch
+        marks, numbers = np.zeros(len(batch.tokens), np.int32), dict[bytes, int]()
         starts = (np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths).tolist()
         for sequence, (start, images) in enumerate(zip(starts, batch.images, strict=True)):
             own = batch.tokens[start : start + batch.lengths[sequence]]
             for run in self.find_runs(own, images, sequence) if images else ():
-                tokens[start + run.start : start + run.end] = ~numbers.setdefault(run.image, len(numbers))
-        return tokens
+                marks[start + run.start : start + run.end] = numbers.setdefault(run.image, len(numbers) + 1)
+        return batch.with_field(IMAGE_MARKS, marks)
 
     def find_runs(self, tokens: Ints, images: Images, sequence: int = 0) -> list[ImageRun]:
         """Return the image tokens of each image of a sequence. Raises ImageError where they do not fit each other."""

@@ -17,7 +17,7 @@ parallelism divides again, else tp; for FP8 a multiple of this, so that each ran
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 
@@ -280,16 +280,11 @@ def packs(
     multiple: int = 1,
     cp: int = 1,
     cp_rank: int = 0,
-    inputs: Ints | None = None,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
-    """Return the number of micro-batches per rank, and a cached function that packs this rank's i-th.
-
-    `inputs` `[tokens]` identify the model's inputs if tokens alone do not, for example with images.
-    """
+    """Return the number of micro-batches per rank, and a cached function that packs this rank's i-th."""
     limit = section.max_tokens_per_mb
     _check(batch.lengths)
-    compared = batch if inputs is None else replace(batch, tokens=inputs)
-    trees = find_trees(compared, max_tokens=limit, alignment=alignment) if section.share_prompts else None
+    trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
     share = make_schedule(batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees)[
         dp_rank
     ]

@@ -6,14 +6,18 @@ are summed: the result equals separate paths' ("Prefix Grouper", arXiv:2506.0543
 module uses neither torch nor communication.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.columns import COLUMNS
 from areal_like.types import Batch, Ints
+
+type Inputs = Mapping[str, NDArray[Any]]  # columns of tokens as inputs
 
 # Gathering this many keys for a separate node costs at most as much as a token in a layer.
 KEYS_PER_TOKEN = 64
@@ -68,20 +72,20 @@ def separate(lengths: Ints | Sequence[int]) -> PrefixTrees:
 def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
     """Return the trees of neighbours with the same prompt, which ends before the first trained token.
 
-    If the prompts of neighbours differ in length, as for turns trained in another sequence, the shorter one counts. If
-    the batch has routes, later tokens are shared only if their experts are equal. A tree with more than `max_tokens`,
-    with every node padded to `alignment`, is split into several. Nothing is shared if it would cost more tokens of
-    padding, or more gathered keys, than it saves.
+    If the prompts of neighbours differ in length, as for turns trained in another sequence, the shorter one counts.
+    Tokens are shared only if their columns of inputs are equal, in prompts without those that follow them
+    (`Column.follows_prompt`). A tree with more than `max_tokens`, with every node padded to `alignment`, is split into
+    several. Nothing is shared if it would cost more tokens of padding, or more gathered keys, than it saves.
     """
     found = _TreeBuilder(
         max_tokens, alignment, np.zeros(len(batch.lengths), np.int64), np.zeros(len(batch.lengths), np.int64)
     )
-    starts = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths
-    for first, last, prompt in _find_alike(batch, starts):
+    starts, inputs = np.cumsum(batch.lengths, dtype=np.int64) - batch.lengths, batch.of_use("input")
+    for first, last, prompt in _find_alike(batch, inputs, starts):
         if last == first + 1:
             found.add(first, int(batch.lengths[first]), 0)
             continue
-        rows = [_make_rows(batch, starts[i], batch.lengths[i], prompt) for i in range(first, last)]
+        rows = [_make_rows(batch, inputs, starts[i], batch.lengths[i], prompt) for i in range(first, last)]
         order = sorted(range(last - first), key=[each.tobytes() for each in rows].__getitem__)
         common = [_count_common(rows[i], rows[after]) for i, after in pairwise(order)]
         for i, shared in zip(order, [0, *_keep_worthwhile(common, alignment)], strict=True):
@@ -90,16 +94,17 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
     return PrefixTrees(parents, sources, begins, ends, found.leaves, found.families)
 
 
-def _find_alike(batch: Batch, starts: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+def _find_alike(batch: Batch, inputs: Inputs, starts: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
     """Yield runs of sequences, as first and end, with the length of their common prompt."""
     tokens, ends = batch.tokens, starts + batch.lengths
+    compared = [tokens, *(values for name, values in inputs.items() if not COLUMNS[name].follows_prompt)]
     trained = np.append(np.flatnonzero(batch.fields.get("loss_mask", np.empty(0)) > 0), len(tokens))
     next_trained = trained[np.searchsorted(trained, starts)]
     prompts = np.where(next_trained < ends, next_trained - starts, 0).tolist()
     first, shared = 0, prompts[0]
     for i, (start, prompt) in enumerate(zip(starts.tolist(), prompts, strict=True)):
         both, lead = min(shared, prompt), starts[first]
-        if both and np.array_equal(tokens[start : start + both], tokens[lead : lead + both]):
+        if both and all(np.array_equal(each[start : start + both], each[lead : lead + both]) for each in compared):
             shared = both
         elif i:
             yield first, i, shared
@@ -107,15 +112,16 @@ def _find_alike(batch: Batch, starts: NDArray[np.int64]) -> Iterator[tuple[int, 
     yield first, len(starts), shared
 
 
-def _make_rows(batch: Batch, start: int, length: int, prompt: int) -> NDArray[np.uint8]:
+def _make_rows(batch: Batch, inputs: Inputs, start: int, length: int, prompt: int) -> NDArray[np.uint8]:
     """Return a row of bytes for each token of a sequence; tokens with equal rows have equal results and sort alike."""
     here = slice(start, start + length)
-    words = batch.tokens[here].astype(">u4").view(np.uint8).reshape(length, 4)
-    if batch.routes is None:
-        return words
-    routes = batch.routes[here].copy()
-    routes[:prompt] = 0
-    return np.concatenate([words, routes.reshape(length, -1).view(np.uint8)], 1)
+    rows = [batch.tokens[here].astype(">u4").view(np.uint8).reshape(length, 4)]
+    for name, values in inputs.items():
+        compared = values[here].copy()
+        if COLUMNS[name].follows_prompt:
+            compared[:prompt] = 0
+        rows.append(compared.reshape(length, -1).view(np.uint8))
+    return np.concatenate(rows, 1) if len(rows) > 1 else rows[0]
 
 
 def _count_common(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:

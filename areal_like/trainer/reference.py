@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from areal_like.config.schema import ReferenceConfig
@@ -23,7 +22,7 @@ class Reference:
 
     async def log_probs(self, batch: Batch, temperature: float) -> Floats:
         """Return log-probs of the batch's tokens, `[tokens]`, 0 where `loss_mask` is 0."""
-        own = replace(batch, routes=None)  # the routes are of the actor's experts
+        own = batch.drop("input")
         if self._trainer is self._actor:
             return await self._actor.log_probs(own, temperature, adapted=False)
         return await self._trainer.log_probs(own, temperature)

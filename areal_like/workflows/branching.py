@@ -101,7 +101,7 @@ class _BranchingGroup:
             seed=self._seed(place),
             priority=self._id,
             session=self._id,
-            routes_from=len(tokens) - 1 if parent and parent.response.routes is not None else 0,
+            inputs_from=len(tokens) - 1 if parent and parent.response.inputs else 0,
             images=self._images,
         )
         self.made.append(response)

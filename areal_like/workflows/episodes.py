@@ -279,7 +279,7 @@ class _Group:
             tokens: Sequence[int],
             sampling: Sampling,
             seed: int | None,
-            routes_from: int,
+            inputs_from: int,
             on_tokens: OnTokens | None,
             images: tuple[bytes, ...],
         ) -> Response:
@@ -291,7 +291,7 @@ class _Group:
                 seed=seed,
                 priority=self._id,
                 session=self._id,
-                routes_from=routes_from,
+                inputs_from=inputs_from,
                 on_tokens=on_tokens,
                 images=images,
             )
@@ -300,8 +300,8 @@ class _Group:
 
         session = Session(
             context.tokenizer,
-            lambda tokens, sampling, *, routes_from, on_tokens, images: in_loop(
-                home, generate(tokens, sampling, self._seed(number, next(requests)), routes_from, on_tokens, images)
+            lambda tokens, sampling, *, inputs_from, on_tokens, images: in_loop(
+                home, generate(tokens, sampling, self._seed(number, next(requests)), inputs_from, on_tokens, images)
             ),
             workflow.sampling,
             context.limits,
@@ -342,7 +342,7 @@ class _Answers:
         prompt = self._group._prompt
         shown = prompt.images if list(tokens[: len(prompt.tokens)]) == list(prompt.tokens) else ()
         response = await self._open().generate(tokens, most, images=shown)
-        return pickle.dumps(replace(response, routes=None, kept=None))
+        return pickle.dumps(replace(response, columns={}, inputs={}))
 
     async def _score(self, question: bytes) -> bytes:
         group = self._group
@@ -357,7 +357,7 @@ class _Answers:
     async def _trajectories(self, question: bytes) -> bytes:
         session = self._by_key[question.decode()]
         found = session.trajectories(self._group._prompt, self._group._id, Reward(None))
-        return pickle.dumps([replace(item, routes=None, kept=None, nodes=()) for item in found])  # see Responses.claim
+        return pickle.dumps([replace(item, columns={}, nodes=()) for item in found])  # see Responses.claim
 
     def _open(self) -> Session:
         self._sessions.append(self._group._session(len(self._sessions)))

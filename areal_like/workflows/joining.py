@@ -1,13 +1,15 @@
 """Joins generated and other tokens, in order, to one trajectory."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from areal_like.per_token import Routes, add_rows, join_kept, unknown_routes
+from areal_like.columns import column_of, join
 from areal_like.rollout.response import Response
-from areal_like.types import FinishReason, Floats, Ints, Prompt, Reward, Trajectory
+from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
 
 type Part = Response | Sequence[int] | Ints
 """A Response was generated; token ids were not: a prompt, or the output of a tool."""
@@ -20,8 +22,8 @@ def as_response(tokens: Sequence[int] | Ints) -> Response:
 
 
 def not_trained(response: Response) -> Response:
-    """Return a response as tokens that another trajectory trains; it keeps the tokens' routes."""
-    return replace(as_response(response.tokens), routes=response.routes)
+    """Return a response as tokens that another trajectory trains; it keeps its columns of inputs."""
+    return replace(as_response(response.tokens), inputs=response.inputs)
 
 
 def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
@@ -38,28 +40,21 @@ def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Rew
         reward=reward.value,
         reward_parts=reward.parts,
         sample=sample,
-        routes=_join_routes(wholes),
-        kept=join_kept([(len(part.tokens), part.kept) for part in wholes]),
-        temperatures=join_temperatures([(len(part.tokens), part.temperature) for part in wholes]),
+        columns=join_columns(wholes),
         images=prompt.images,
     )
 
 
-def join_temperatures(parts: Sequence[tuple[int, float]]) -> Floats | None:
-    """Return the temperature of each token from (tokens, temperature) of parts; None if all are the run's."""
-    if not any(temperature for _, temperature in parts):
-        return None
-    return np.repeat(np.array([temperature for _, temperature in parts], np.float32), [tokens for tokens, _ in parts])
-
-
-def _join_routes(parts: Sequence[Response]) -> Routes | None:
-    """Concatenate the routes of parts; a response also has the routes of earlier tokens, unless they are known."""
-    rows = [part.routes for part in parts if part.routes is not None]
-    if not rows:
-        return None
-    routes, end, filled = unknown_routes(sum(len(part.tokens) for part in parts), rows[0]), 0, 0
+def join_columns(parts: Sequence[Response]) -> dict[str, Any]:
+    """Join the columns of parts; a response also has those of inputs before it, unless they were known."""
+    inputs, filled, end = dict[str, Any](), Counter[str](), -1  # of the last token's place
     for part in parts:
         end += len(part.tokens)
-        if part.routes is not None:
-            filled = add_rows(routes, part.routes, end - 1, filled)
-    return routes
+        for name, rows in part.inputs.items():
+            if name not in inputs:
+                inputs[name] = column_of(name, rows).empty(sum(len(each.tokens) for each in parts), rows)
+            first = max(end - len(rows), filled[name])  # known rows stay: their tokens were computed with them
+            if first < end:
+                inputs[name][first:end] = rows[len(rows) - (end - first) :]
+                filled[name] = end
+    return join([(len(part.tokens), part.columns) for part in parts]) | inputs

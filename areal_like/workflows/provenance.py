@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from areal_like.per_token import KeptIds, Routes, add_rows, join_kept, unknown_routes
+from areal_like.columns import Values
 from areal_like.rollout.response import Response
-from areal_like.types import Floats, Ints, Trajectory
-from areal_like.workflows.joining import join_temperatures
+from areal_like.types import Ints, Trajectory
+from areal_like.workflows.joining import as_response, join_columns
 
 
 class NotGenerated(Exception):
@@ -51,18 +52,15 @@ class Responses:
     def claim(self, item: Trajectory) -> tuple[Trajectory, int | None]:
         """Return a trajectory with the servers' versions, and the session of its first response, None without one.
 
-        Adds per-token data of the servers other than log-probs, which the user's process never had.
+        Adds the servers' columns, which the user's process never had.
 
         Raises NotGenerated.
         """
         from_data = item.generated & np.isnan(item.logprobs)
         claimed = [each for start, end in _runs(item.generated & ~from_data) for each in self._claim(item, start, end)]
         versions = np.where(from_data, np.int32(self.version), item.versions)
-        parts = [(start, response) for start, _, response in claimed]
-        routes, kept = self._find_routes(claimed, item.tokens), _find_kept(parts, len(item.tokens))
-        temperatures = _find_temperatures(parts, len(item.tokens))
         owner = next((session for _, session, _ in claimed), None)
-        return replace(item, versions=versions, routes=routes, kept=kept, temperatures=temperatures), owner
+        return replace(item, versions=versions, columns=self._find_columns(claimed, item.tokens)), owner
 
     def _claim(self, item: Trajectory, start: int, end: int) -> Iterator[tuple[int, int, Response]]:
         """Yield start, session and (possibly cut) response for each response in a run of generated tokens."""
@@ -77,34 +75,33 @@ class Responses:
             yield start, made.session, whole
             start += len(whole.tokens)
 
-    def _find_routes(self, claimed: Sequence[tuple[int, int, Response]], tokens: Ints) -> Routes | None:
-        """Return the route rows of a trajectory's tokens.
+    def _find_columns(self, claimed: Sequence[tuple[int, int, Response]], tokens: Ints) -> dict[str, Any]:
+        """Return the columns of a trajectory's tokens.
 
-        A later turn has rows only for its new tokens. If it continues a turn that another trajectory trains, the
-        earlier rows come from that turn and its predecessors.
+        A later turn has columns of inputs only for its new tokens. If it continues a turn that another trajectory
+        trains, the earlier rows come from that turn and its predecessors.
         """
-        rows = [response.routes for _, _, response in claimed if response.routes is not None]
-        if not rows:
-            return None
-        routes, filled = unknown_routes(len(tokens), rows[0]), 0
+        parts, end = list[Response](), 0
         for start, session, response in claimed:
-            if response.routes is None:
-                continue
-            end = start + len(response.tokens) - 1
-            for place, earlier in reversed(list(self._earlier(session, tokens, end - len(response.routes), filled))):
-                filled = add_rows(routes, earlier, place, filled)
-            filled = add_rows(routes, response.routes, end, filled)
-        return routes
+            gap, known, end = as_response(tokens[end:start]), end - 1, start + len(response.tokens)
+            whole = {
+                name: self._lead_to(name, rows, session, tokens[: end - 1], known)
+                for name, rows in response.inputs.items()
+            }
+            parts += [gap, replace(response, inputs=whole)]
+        return join_columns([*parts, as_response(tokens[end:])])
 
-    def _earlier(self, session: int, tokens: Ints, end: int, filled: int) -> Iterator[tuple[int, Routes]]:
-        """Yield rows of the turns that lead to token `end`, and their ends, back to `filled`, the last turn first."""
-        while end > filled:
+    def _lead_to(self, name: str, rows: Values, session: int, tokens: Ints, known: int) -> Values:
+        """Return the last rows of tokens after those of the turns that lead to them, back to the token `known`."""
+        found: list[Any] = [rows]
+        while (end := len(tokens) - sum(map(len, found))) > max(known, 0):
             turns = (each for each in self.made if each.session == session)
-            rows = next((rows for each in turns if (rows := _rows_until(each, tokens[: end + 1])) is not None), None)
-            if rows is None or not len(rows):
-                return
-            yield end, rows
-            end -= len(rows)
+            earlier = (_rows_until(name, each, tokens[: end + 1]) for each in turns)
+            before = next((each for each in earlier if each is not None), None)
+            if before is None or not len(before):
+                break
+            found.insert(0, before)
+        return np.concatenate(found)
 
     def _problem(self, item: Trajectory, start: int, end: int) -> str:
         if any(_begins(item, start, end, response) for response in self._used if len(response.tokens)):
@@ -117,29 +114,13 @@ class Responses:
         )
 
 
-def _find_temperatures(parts: Sequence[tuple[int, Response]], tokens: int) -> Floats | None:
-    spans, end = list[tuple[int, float]](), 0
-    for start, response in parts:
-        spans += [(start - end, 0.0), (len(response.tokens), response.temperature)]
-        end = start + len(response.tokens)
-    return join_temperatures([*spans, (tokens - end, 0.0)])
-
-
-def _rows_until(made: Generated, tokens: Ints) -> Routes | None:
+def _rows_until(name: str, made: Generated, tokens: Ints) -> Values | None:
     """Return the rows of a response whose prompt and first tokens are `tokens`; None for another response."""
     own = len(tokens) - len(made.prompt)
     if not 0 < own <= len(made.response.tokens):
         return None
     same = np.array_equal(tokens, np.concatenate([made.prompt, made.response.tokens[:own]]))
-    return made.response.cut(own).routes if same else None
-
-
-def _find_kept(parts: Sequence[tuple[int, Response]], tokens: int) -> KeptIds | None:
-    spans, end = list[tuple[int, KeptIds | None]](), 0
-    for start, response in parts:
-        spans += [(start - end, None), (len(response.tokens), response.kept)]
-        end = start + len(response.tokens)
-    return join_kept([*spans, (tokens - end, None)])
+    return made.response.cut(own).inputs.get(name) if same else None
 
 
 def _begins(item: Trajectory, start: int, end: int, response: Response) -> bool:

@@ -17,7 +17,7 @@ from areal_like.errors import RunError
 from areal_like.images import Images
 from areal_like.rollout.response import Response
 from areal_like.rollout.sample import OnTokens, Sampling
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
+from areal_like.types import TEMPERATURES, FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
 from areal_like.workflows.compaction import find_summary
 from areal_like.workflows.continued_answers import start_of, with_answer
@@ -28,13 +28,13 @@ from areal_like.workflows.turn import Turn, join_turns
 
 
 class Sampler(Protocol):
-    """Generates one response to a prompt's tokens, with routes, if requested, of tokens from `routes_from` on.
+    """Generates one response to a prompt's tokens, with columns of inputs, if any, of tokens from `inputs_from` on.
 
     `images` are the prompt's. `on_tokens` receives the response's tokens as they arrive.
     """
 
     def __call__(
-        self, tokens: Sequence[int], sampling: Sampling, *, routes_from: int, on_tokens: OnTokens | None, images: Images
+        self, tokens: Sequence[int], sampling: Sampling, *, inputs_from: int, on_tokens: OnTokens | None, images: Images
     ) -> Awaitable[Response]: ...
 
 
@@ -144,13 +144,13 @@ class Session:
         parent = place.parent
         earlier = parent.tokens if parent else np.zeros(0, np.int32)
         tokens = np.concatenate([earlier, np.array(place.new, np.int32)])
-        routed = parent.tokens_routed if parent else 0
+        known = parent.known_inputs if parent else 0
         images = images_of(request.messages[len(parent.messages) :] if parent else request.messages)
         shown = (parent.all_images if parent else ()) + images
         on_tokens = None
         if progress is not None:
             progress.prompt_tokens, on_tokens = len(tokens), progress.add
-        made = await self.generate(tokens, request.max_tokens, routed, self._sampling(request), on_tokens, shown)
+        made = await self.generate(tokens, request.max_tokens, known, self._sampling(request), on_tokens, shown)
         response, stopped_by = self._until(made, request.stop)
         try:
             answer = await self._answer(request, response, number)
@@ -196,15 +196,15 @@ class Session:
         self,
         tokens: Ints,
         max_tokens: int | None = None,
-        routed: int = 0,
+        known: int = 0,
         sampling: Sampling | None = None,
         on_tokens: OnTokens | None = None,
         images: Images = (),
     ) -> Response:
         """Generate a response to a prompt of token ids, as long as the run, the limits and `max_tokens` allow.
 
-        The routes of the first `routed` tokens are known, if routes are needed. `on_tokens` receives the tokens as they
-        arrive. `images` are the prompt's.
+        The columns of the first `known` tokens as inputs are known, if any are needed. `on_tokens` receives the tokens
+        as they arrive. `images` are the prompt's.
 
         Raises Refused for a prompt that is too long for a response, and the servers' failures, also kept in `failure`.
         """
@@ -215,14 +215,13 @@ class Session:
         most = min(room, self.sampling.max_new_tokens, max_tokens or room)
         try:
             wanted = replace(sampling or self.sampling, max_new_tokens=most)
-            response = await self.sample(
-                tokens.tolist(), wanted, routes_from=routed, on_tokens=on_tokens, images=images
-            )
+            response = await self.sample(tokens.tolist(), wanted, inputs_from=known, on_tokens=on_tokens, images=images)
         except RunError as failure:
             self.failure = failure
             raise
         if wanted.temperature != self.sampling.temperature:
-            response.temperature = wanted.temperature
+            own = np.full(len(response.tokens), wanted.temperature, np.float32)
+            response.columns = {TEMPERATURES: own, **response.columns}
         return response
 
     def count_prompt(self, request: Request) -> int:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.columns import COLUMNS
 from areal_like.images import Images
 from areal_like.rollout.response import Response
-from areal_like.types import Ints, Node, Prompt, Reward, Trajectory
+from areal_like.types import TURN_REWARDS, TURN_STATES, Ints, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Continuity, Message, TemplateContext
 from areal_like.workflows.joining import Part, join_parts, not_trained
 
@@ -70,9 +71,9 @@ class Turn:
         return np.concatenate(parts).astype(np.int32)
 
     @property
-    def tokens_routed(self) -> int:
-        """The number of leading `tokens` with routes in this turn or an earlier one."""
-        return len(self.tokens) - 1 if self.response.routes is not None and len(self.response.tokens) else 0
+    def known_inputs(self) -> int:
+        """The number of leading `tokens` whose columns of inputs are in this turn or an earlier one."""
+        return len(self.tokens) - 1 if self.response.inputs and len(self.response.tokens) else 0
 
 
 def join_turns(
@@ -86,7 +87,8 @@ def join_turns(
     turns of its own is left out.
     """
     parents = {turn.parent for turn in turns}
-    worth, states = (dict(zip(turns, given, strict=False)) for given in (reward.turns, reward.states))
+    given = {TURN_REWARDS: reward.turns, TURN_STATES: reward.states}
+    of_turns = {name: dict(zip(turns, values, strict=False)) for name, values in given.items() if values}
     has_nodes = numbers is not None or any(turn.follows for turn in turns)
     known: dict[Turn, int] = {} if numbers is None else numbers
     result = []
@@ -100,10 +102,8 @@ def join_turns(
         for turn in path:
             known.setdefault(turn, len(known))
         item = join_parts(replace(prompt, images=leaf.all_images), group_id, parts, reward)
-        if worth:
-            item = replace(item, turn_rewards=_at_ends(path, worth).astype(np.float32))
-        if states:
-            item = replace(item, turn_states=_at_ends(path, states).astype(np.int64))
+        at_ends = {name: _at_ends(path, values).astype(COLUMNS[name].dtype) for name, values in of_turns.items()}
+        item = replace(item, columns={**item.columns, **at_ends})
         result.append(replace(item, nodes=_nodes(path, known)) if has_nodes else item)
     return result
 

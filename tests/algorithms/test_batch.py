@@ -17,7 +17,7 @@ from areal_like.algorithms.batch import (
 )
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.schema import RunConfig
-from areal_like.types import TEACHER_IDS, TEACHER_TOP, Batch, FinishReason, TopIds, Trajectory
+from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Batch, FinishReason, Trajectory
 
 RUN = {"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {"path": "c"}}
 GRPO = make_algorithm(RunConfig.model_validate(RUN))
@@ -180,13 +180,17 @@ def test_images_stay_with_their_trajectories_and_equal_ones_are_one_object():
 
 
 def test_a_teachers_likeliest_tokens_are_left_to_the_loss():
-    taught = TopIds(np.array([[0, 0], [3, 2**24 - 1]], np.int32), np.array([[0, 0], [-0.5, -1]], np.float32))
-    told = replace(trajectory([-1, 0], 1.0), teacher_logprobs=np.array([0, -0.5], np.float32), teacher_top=taught)
+    taught = {
+        TEACHER_LOGPROBS: np.array([0, -0.5], np.float32),
+        TEACHER_IDS: np.array([[0, 0], [3, 2**24 + 1]], np.int32),  # which float32 does not hold
+        TEACHER_TOP: np.array([[0, 0], [-0.5, -1]], np.float32),
+    }
+    told = replace(trajectory([-1, 0], 1.0), columns=taught)
     config = RUN | {"algorithm": "distill", "teacher": {"path": "model", "top_k": 2}}
     config["actor"] = RUN["actor"] | {"skip_zero_advantages": True}
     (batch,) = batches(make_algorithm(RunConfig.model_validate(config)), [told], 0)
     assert batch.fields["advantages"].tolist() == [0, 0]
-    assert batch.fields[TEACHER_IDS].tolist() == [[0, 0], [3, 2**24 - 1]]
+    assert batch.fields[TEACHER_IDS].tolist() == [[0, 0], [3, 2**24 + 1]]
     assert batch.fields[TEACHER_TOP].tolist() == [[0, 0], [-0.5, -1]]
 
 

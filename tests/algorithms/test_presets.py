@@ -13,10 +13,11 @@ from areal_like.algorithms.objectives import cpgd
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
+from areal_like.columns import Ragged
 from areal_like.config.schema import ActorConfig, RunConfig
-from areal_like.per_token import KeptIds
 from areal_like.runtime.user_code import UserCodeError
-from areal_like.types import TEMPERATURES, Batch, FinishReason, Trajectory
+from areal_like.sampling_masks import KEPT
+from areal_like.types import TEMPERATURES, TURN_REWARDS, Batch, FinishReason, Trajectory
 
 
 def config(algorithm: str, actor: dict | None = None, **sections: dict) -> RunConfig:
@@ -95,10 +96,10 @@ def test_a_group_whose_turns_have_different_rewards_is_kept() -> None:
     made = np.array([-1, 0, 0, -1, 0], np.int32)
     first = Trajectory(0, 0, made, made.astype(np.float32), made, FinishReason.STOP, 0.0)
     turns = [np.array(each, np.float32) for each in ([0, 0, 1, 0, 0], [0, 0, 0, 0, 1])]
-    one, other = (replace(first, turn_rewards=each) for each in turns)
+    one, other = (replace(first, columns={TURN_REWARDS: each}) for each in turns)
     assert tells_apart([one, other])
     assert not tells_apart([one, one])
-    assert not tells_apart([first, replace(first, turn_rewards=np.zeros(5, np.float32))])
+    assert not tells_apart([first, replace(first, columns={TURN_REWARDS: np.zeros(5, np.float32)})])
 
 
 def write(folder: Path, text: str) -> str:
@@ -138,10 +139,10 @@ def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text:
 def test_sft_trains_at_its_own_temperature_over_the_whole_vocabulary():
     """However a token was sampled: an agent's request may have had a temperature and masks of its own."""
     fields = {"loss_mask": np.array([0, 1], np.float32), TEMPERATURES: np.array([0, 0.3], np.float32)}
-    batch = Batch(np.array([2], np.int32), np.zeros(2, np.int32), fields, kept=KeptIds.from_lists([[], [4, 5]]))
+    batch = Batch(np.array([2], np.int32), np.zeros(2, np.int32), {**fields, KEPT: Ragged.from_lists([[], [4, 5]])})
     one = np.ones(1, np.float32)
     (made,) = policy_batches(make_algorithm(config("sft")), Experience(one, one, one, batch, np.zeros(1, bool)))
-    assert TEMPERATURES not in made.fields and made.kept is None
+    assert made.fields.keys().isdisjoint({TEMPERATURES, KEPT})
 
 
 def test_sft_imitates_what_has_a_reward():

@@ -11,7 +11,7 @@ from tolerance import assert_close
 from areal_like.algorithms.advantages import estimate
 from areal_like.algorithms.batch import join, with_field
 from areal_like.algorithms.settings import FROM_GROUP_MEAN, PRESETS, Settings
-from areal_like.types import FinishReason, Node, Trajectory
+from areal_like.types import TURN_REWARDS, FinishReason, Node, Trajectory
 
 CENTRED = Settings(reward_norm=FROM_GROUP_MEAN)
 
@@ -115,8 +115,8 @@ def test_without_a_branch_nothing_changes(name):
 def test_rewards_of_turns_flow_to_the_turns_before_in_all_branches():
     """A shared turn with 1 of its own; branches of 2 and 4 by their turns: 1 + 0.5 * mean(2, 4) = 2.5."""
     items = [
-        replace(item(0, 0, (0, None, 1, True), (1, 0, 1, True)), turn_rewards=np.float32([0, 1, 2])),
-        replace(item(0, 1, (0, None, 1, False), (2, 0, 1, True)), turn_rewards=np.float32([0, 0, 4])),
+        replace(item(0, 0, (0, None, 1, True), (1, 0, 1, True)), columns={TURN_REWARDS: np.float32([0, 1, 2])}),
+        replace(item(0, 1, (0, None, 1, False), (2, 0, 1, True)), columns={TURN_REWARDS: np.float32([0, 0, 4])}),
     ]
     assert advantages(items, Settings(turn_discount=0.5)) == [[0, 2.5, 2], [0, 0, 4]]
 
@@ -197,7 +197,7 @@ def test_divergences_of_random_trees_are_those_of_the_formula(seed: int, by_turn
         items.append(item(0, sample, *steps))
         ratios.append(row)
     if by_turn:
-        items = [replace(each, turn_rewards=np.zeros(len(each.tokens), np.float32)) for each in items]
+        items = [replace(each, columns={TURN_REWARDS: np.zeros(len(each.tokens), np.float32)}) for each in items]
     found = costly(items, Settings(kl_ctl=0.5), ratios)
     for node, (sample, place) in places.items():
         whole = value_of(node, costs, children, ends)

@@ -15,7 +15,7 @@ from areal_like.algorithms.batch import join, minibatches, turn_mean
 from areal_like.algorithms.settings import PRESETS, Settings
 from areal_like.algorithms.topr import estimate_with_signs
 from areal_like.config.schema import NormConfig
-from areal_like.types import FinishReason, Trajectory
+from areal_like.types import TURN_REWARDS, TURN_STATES, FinishReason, Trajectory
 
 IN_GROUP = NormConfig(mean_level="group", std_level="group", std_unbiased=True)
 FROM_MEAN = NormConfig(mean_level="group")
@@ -56,8 +56,8 @@ def trajectory(group: int, sample: int, turns: Sequence[Played], *, named: bool 
     rewards, states = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.int64)
     rewards[ends], states[ends] = [turn.reward for turn in turns], [turn.state << 40 for turn in turns]
     arrays = np.array(tokens, np.int32), np.zeros(len(tokens), np.float32), np.array(versions, np.int32)
-    made = Trajectory(0, group, *arrays, FinishReason.STOP, reward=0.0, sample=sample, turn_rewards=rewards)
-    return replace(made, turn_states=states) if named else made
+    columns = {TURN_REWARDS: rewards} | ({TURN_STATES: states} if named else {})
+    return Trajectory(0, group, *arrays, FinishReason.STOP, reward=0.0, sample=sample, columns=columns)
 
 
 def growing(played: Sequence[Episode]) -> list[Trajectory]:

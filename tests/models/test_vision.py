@@ -20,7 +20,7 @@ from vision_jobs import log_probs, look, values
 from allocation import ParallelSizes
 from areal_like.images import ImageError, draw
 from areal_like.trainer.engine import LoRA
-from areal_like.trainer.image_inputs import ImageReader, load_processor
+from areal_like.trainer.image_inputs import IMAGE_MARKS, ImageReader, load_processor
 from areal_like.types import Batch
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
@@ -99,7 +99,7 @@ def test_prompts_with_different_images_are_not_shared(tiny_vlm):
     other = (draw(90, 40, seed=7), *batch.images[3][1:])
     alike = Batch(lengths, np.tile(first, 3), {"loss_mask": mask.astype(np.float32)})
     marked = reader.mark(replace(alike, images=(batch.images[3], batch.images[3], other)))
-    one, two, three = marked.reshape(3, -1)
+    one, two, three = marked.fields[IMAGE_MARKS].reshape(3, -1)
     assert (one == two).all() and ((one != three) == ((first == IMAGE) & (np.arange(len(first)) < 12))).all()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from hypothesis import strategies as st
 
 from areal_like.algorithms.batch import batch_of, join, policy_batches
 from areal_like.algorithms.types import Algorithm
+from areal_like.columns import Ragged
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.errors import ServerError
-from areal_like.per_token import KeptIds, RouteShape, unknown_expert
 from areal_like.rollout import router
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.routes import ROUTES, RouteShape, unknown_expert
+from areal_like.sampling_masks import KEPT
 from areal_like.trainer.packing import packs
 from areal_like.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import as_response as prompt_of
@@ -83,9 +86,8 @@ def test_a_response_has_the_routes_of_its_prompt_and_of_all_tokens_but_the_last(
             return await pool.generate([[1, 2]] * 3, SAMPLING)
 
     for response in asyncio.run(run()):
-        assert response.routes is not None
-        assert response.routes.dtype == np.uint8
-        assert response.routes.tolist() == expected([1, 2, 3, 4, 5, 6])
+        assert response.inputs[ROUTES].dtype == np.uint8
+        assert response.inputs[ROUTES].tolist() == expected([1, 2, 3, 4, 5, 6])
 
 
 def test_a_response_that_another_server_goes_on_with_has_routes_of_all_of_its_tokens():
@@ -101,7 +103,7 @@ def test_a_response_that_another_server_goes_on_with_has_routes_of_all_of_its_to
 
     (response,) = asyncio.run(run())
     assert response.tokens.tolist() == [3, 4, 5, 6]
-    assert response.routes.tolist() == expected([1, 2, 3, 4, 5, 6])
+    assert response.inputs[ROUTES].tolist() == expected([1, 2, 3, 4, 5, 6])
 
 
 def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
@@ -114,20 +116,20 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
     async def run() -> list[Response]:
         async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 300) as pool:
             await opened(pool)
-            asked = [pool.sample([1, 2], SAMPLING, routes_from=i % 2) for i in range(4)]
+            asked = [pool.sample([1, 2], SAMPLING, inputs_from=i % 2) for i in range(4)]
             return await asyncio.gather(*asked, pool.sample([1, 2], replace(SAMPLING, routes=None)))
 
     *routed, plain = asyncio.run(run())
     assert sorted(starts, key=str) == [(1, None), (2, 0), (2, 1)]
-    assert plain.routes is None
+    assert not plain.inputs
     whole = expected([1, 2, 3, 4, 5, 6])
-    assert [response.routes.tolist() for response in routed] == [whole, whole[1:]] * 2
+    assert [response.inputs[ROUTES].tolist() for response in routed] == [whole, whole[1:]] * 2
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (None, "none"),
+        (None, "did not return the experts of each token"),
         (rows_of([1, 2, 3]).tobytes(), "18 bytes for 5 tokens, where 3 layers and 2 experts of each take 6 bytes"),
         (np.full((5, 3, 2), 9, np.uint8).tobytes(), "expert 9, where the model has experts 0 to 7"),
         (np.zeros((5, 3, 2), np.uint8).tobytes(), "the same expert twice"),
@@ -175,15 +177,15 @@ def test_a_number_that_is_not_an_experts_is_refused_wherever_it_is(number, said)
 
 def test_turns_keep_the_rows_that_their_tokens_were_computed_with():
     first, second = [1, 2, 3], [1, 2, 3, 4, 5, 6, 7]
-    one = Response(*columns([3]), FinishReason.STOP, rows_of(first)[:-1, 1:])
+    one = Response(*columns([3]), FinishReason.STOP, inputs={ROUTES: rows_of(first)[:-1, 1:]})
     other = rows_of(second)[2:-1, 1:]
-    two = Response(*columns([6, 7]), FinishReason.STOP, other)
+    two = Response(*columns([6, 7]), FinishReason.STOP, inputs={ROUTES: other})
     item = join_parts(Prompt(0, [1, 2]), 0, [prompt_of([1, 2]), one, prompt_of([4, 5]), two], Reward(1.0))
-    assert item.routes.tolist() == [*expected(first), *other.tolist(), [[255, 255]] * 2]
+    assert item.columns[ROUTES].tolist() == [*expected(first), *other.tolist(), [[255, 255]] * 2]
     # of one that computed the first turn anew, these rows are not taken
-    anew = replace(two, routes=np.concatenate([np.full((2, 2, 2), 7, np.uint8), other]))
+    anew = replace(two, inputs={ROUTES: np.concatenate([np.full((2, 2, 2), 7, np.uint8), other])})
     again = join_parts(Prompt(0, [1, 2]), 0, [prompt_of([1, 2]), one, prompt_of([4, 5]), anew], Reward(1.0))
-    assert again.routes.tolist() == item.routes.tolist()
+    assert again.columns[ROUTES].tolist() == item.columns[ROUTES].tolist()
 
 
 def columns(tokens: list[int]) -> tuple[Any, Any, Any]:
@@ -192,39 +194,43 @@ def columns(tokens: list[int]) -> tuple[Any, Any, Any]:
 
 def test_what_a_users_process_returns_gets_the_rows_and_lists_of_its_responses():
     response = Response(
-        *columns([3, 4]), FinishReason.STOP, rows_of([1, 2, 3, 4])[:-1, 1:], KeptIds.from_lists([[3, 9], [4]])
+        *columns([3, 4]),
+        FinishReason.STOP,
+        {KEPT: Ragged.from_lists([[3, 9], [4]])},
+        {ROUTES: rows_of([1, 2, 3, 4])[:-1, 1:]},
     )
     whole = join_parts(Prompt(0, [1, 2]), 0, [prompt_of([1, 2]), response], Reward(1.0))
-    bare = replace(whole, routes=None, kept=None)
+    bare = replace(whole, columns={})
     made = Generated(0, np.array([1, 2], np.int32), response)
     claimed, _ = Responses([made], 0).claim(bare)
-    assert claimed.routes.tolist() == whole.routes.tolist()
-    assert claimed.kept.counts.tolist() == whole.kept.counts.tolist() == [0, 0, 2, 1]
+    assert claimed.columns[ROUTES].tolist() == whole.columns[ROUTES].tolist()
+    assert claimed.columns[KEPT].counts.tolist() == whole.columns[KEPT].counts.tolist() == [0, 0, 2, 1]
     cut = replace(bare, **{name: getattr(bare, name)[:3] for name in ("tokens", "logprobs", "versions")})
     claimed, _ = Responses([made], 0).claim(cut)
-    assert claimed.routes.tolist() == [*whole.routes[:2].tolist(), [[255, 255]] * 2]
-    assert claimed.kept.ids.tolist() == [3, 9]
+    assert claimed.columns[ROUTES].tolist() == [*whole.columns[ROUTES][:2].tolist(), [[255, 255]] * 2]
+    assert claimed.columns[KEPT].ids.tolist() == [3, 9]
 
 
 def test_kept_ids_come_piece_by_piece():
-    sample = Sample(np.array([1], np.int32), Sampling(max_new_tokens=3))
+    sample = Sample(np.array([1], np.int32), Sampling(max_new_tokens=3, top_k=4))
     for tokens, lists in (([5, 6], [[5, 1], [6]]), ([7], [[2, 7, 3]])):
         raw = np.array([tokens, np.zeros(len(tokens)), np.zeros(len(tokens))], np.int32)
-        sample.extend(Piece(raw, None, None, KeptIds.from_lists(lists)), "server 0", 0, 0)
-    assert sample.response.kept.ids.tolist() == [5, 1, 6, 2, 7, 3]
-    assert sample.response.kept.counts.tolist() == [2, 1, 3]
+        info = SimpleNamespace(output_token_sampling_mask=lists, output_token_sampling_logprobs=[0.0] * len(tokens))
+        sample.extend(Piece(raw, None, info), "server 0", 0, 0)
+    assert sample.response.columns[KEPT].ids.tolist() == [5, 1, 6, 2, 7, 3]
+    assert sample.response.columns[KEPT].counts.tolist() == [2, 1, 3]
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=8), st.data())
 def test_kept_ids_are_taken_joined_and_cut_as_lists_are(lists, data):
-    kept = KeptIds.from_lists(lists)
+    kept = Ragged.from_lists(lists)
     places = data.draw(st.lists(st.integers(0, max(0, len(lists) - 1)), max_size=9 if lists else 0))
     start = data.draw(st.integers(0, len(lists)))
-    assert as_lists(kept.take(np.array(places, np.int64))) == [lists[i] for i in places]
-    assert as_lists(KeptIds.join([kept.cut(start, len(lists)), kept.cut(0, start)])) == lists[start:] + lists[:start]
+    assert as_lists(kept[np.array(places, np.int64)]) == [lists[i] for i in places]
+    assert as_lists(Ragged.join([kept[start:], kept[:start]])) == lists[start:] + lists[:start]
 
 
-def as_lists(kept: KeptIds) -> list[list[int]]:
+def as_lists(kept: Ragged) -> list[list[int]]:
     return [kept.ids[a:b].tolist() for a, b in zip(kept.ends, kept.ends[1:], strict=False)]
 
 
@@ -236,8 +242,9 @@ def trajectories(seed: int, groups: int = 3, n: int = 3) -> list[Trajectory]:
         for sample in range(n):
             said = rng.integers(0, 99, rng.integers(1, 8)).tolist()
             rows = rows_of([*prompt, *said])[:-1, 1:]
-            kept = KeptIds.from_lists([[token, token + 1] for token in said])
-            response = Response(*columns(said), FinishReason.STOP, None if (group, sample) == (0, 1) else rows, kept)
+            kept = Ragged.from_lists([[token, token + 1] for token in said])
+            inputs = {} if (group, sample) == (0, 1) else {ROUTES: rows}
+            response = Response(*columns(said), FinishReason.STOP, {KEPT: kept}, inputs)
             parts = [prompt_of(prompt), response]
             made.append(join_parts(Prompt(group, prompt), group, parts, Reward(float(sample == 0)), sample))
     return made
@@ -246,15 +253,15 @@ def trajectories(seed: int, groups: int = 3, n: int = 3) -> list[Trajectory]:
 def test_a_batch_and_its_parts_have_the_rows_of_their_tokens():
     items = trajectories(0)
     experience = join(items, 0)
-    assert experience.batch.routes.shape == (len(experience.batch.tokens), 2, 2)
+    assert experience.batch.fields[ROUTES].shape == (len(experience.batch.tokens), 2, 2)
     parts = policy_batches(Algorithm(lambda _: {}, LossSpec(print)), experience, 2)
     by_tokens = {item.tokens.tobytes(): item for item in items}
     for part in parts:
         for start, length in zip(np.cumsum(part.lengths) - part.lengths, part.lengths, strict=True):
             item = by_tokens[part.tokens[start : start + length].tobytes()]
-            known = unknown_expert(np.dtype(np.uint8)) if item.routes is None else item.routes
-            assert (part.routes[start : start + length] == known).all()
-            assert as_lists(part.kept.cut(start, start + length)) == as_lists(item.kept)
+            known = item.columns.get(ROUTES, unknown_expert(np.dtype(np.uint8)))
+            assert (part.fields[ROUTES][start : start + length] == known).all()
+            assert as_lists(part.fields[KEPT][start : start + length]) == as_lists(item.columns[KEPT])
 
 
 @settings(max_examples=50)

@@ -23,9 +23,9 @@ from tolerance import BACKWARD, rounding
 
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
-from areal_like.per_token import Routes, RouteShape
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.routes import ROUTES, Routes, RouteShape
 
 SHAPE = RouteShape(layers=3, with_experts=(0, 1, 2), chosen=2, experts=8)
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(4)]
@@ -92,7 +92,7 @@ def test_the_returned_experts_reproduce_every_pass_of_each_version(served, time_
     made = responses(server, models, first, time_shared)
     assert any(len(set(response.versions.tolist())) > 1 for response in made), "no response was interrupted"
     for prompt, response in zip(PROMPTS, made, strict=True):
-        assert response.routes is not None and len(response.routes) == len(prompt) + LENGTH - 1
+        assert len(response.inputs[ROUTES]) == len(prompt) + LENGTH - 1
         response.versions = response.versions - first
 
         def distance(routes: Routes | None, response: Response = response, prompt: list[int] = prompt) -> float:
@@ -100,7 +100,7 @@ def test_the_returned_experts_reproduce_every_pass_of_each_version(served, time_
             scored = real.recomputed_logprobs(networks, prompt, response)
             return float(np.abs(scored - response.logprobs).mean())
 
-        replayed, own = distance(response.routes), distance(None)
+        replayed, own = distance(response.inputs[ROUTES]), distance(None)
         print(f"versions {sorted(set(response.versions.tolist()))}: {replayed:.1e} with routes, {own:.1e} without")
         assert replayed <= rounding(depth=BACKWARD)
         assert own > 1e-2

@@ -16,9 +16,9 @@ from tolerance import BACKWARD, rounding
 
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
-from areal_like.per_token import RouteShape
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.routes import ROUTES, RouteShape
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 OVERRIDES = [
@@ -84,9 +84,9 @@ def test_routes_reproduce_the_log_probs_of_responses_across_an_update(server: Ru
     responses = asyncio.run(run())
     assert any(len(set(response.versions.tolist())) > 1 for response in responses)
     for prompt, response in zip(prompts, responses, strict=True):
-        assert response.routes.shape == (len(prompt) + 39, shape.layers, 2)
-        assert response.routes.dtype == np.uint8
-        replayed, own = distances(told, prompt, response, response.routes)
+        assert response.inputs[ROUTES].shape == (len(prompt) + 39, shape.layers, 2)
+        assert response.inputs[ROUTES].dtype == np.uint8
+        replayed, own = distances(told, prompt, response, response.inputs[ROUTES])
         assert replayed <= rounding(depth=BACKWARD)  # of transformers, with weights that enlarge rounding
         assert own > 1e-2
 
@@ -100,12 +100,12 @@ def test_a_later_turn_is_asked_for_new_rows_alone(server: RunningServer, shape, 
             await update(pool, server.model, 3)
             first = await pool.sample(prompt, sampling, session=1)
             earlier = [*prompt, *first.tokens.tolist()]
-            second = await pool.sample([*earlier, *question], sampling, session=1, routes_from=len(earlier) - 1)
+            second = await pool.sample([*earlier, *question], sampling, session=1, inputs_from=len(earlier) - 1)
             return first, second
 
     first, second = asyncio.run(run())
-    assert len(second.routes) == 1 + len(question) + 10 - 1
-    rows = np.concatenate([first.routes, second.routes])
+    assert len(second.inputs[ROUTES]) == 1 + len(question) + 10 - 1
+    rows = np.concatenate([first.inputs[ROUTES], second.inputs[ROUTES]])
     earlier = [*prompt, *first.tokens.tolist()]
     replayed, own = distances(told, [*earlier, *question], second, rows)
     assert replayed <= rounding(depth=BACKWARD)  # of transformers, with weights that enlarge rounding

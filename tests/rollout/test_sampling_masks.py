@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from areal_like.rollout import router
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang import http as client
+from areal_like.sampling_masks import KEPT
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.packing import pack
 from areal_like.types import Batch
@@ -31,10 +31,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def answers(body: Body, masks: list[Any] | None, logprobs: list[float]) -> list[dict[str, Any]]:
     """Answers of a server that returns `masks` where they are asked for."""
-    wanted, made = body.get("return_sampling_mask") or [False] * len(body["input_ids"]), []
-    for asked in wanted:
+    made = []
+    for _ in body["input_ids"]:
         answer = output(SAID, reason="length")
-        if asked and masks is not None:
+        if body.get("return_sampling_mask") and masks is not None:
             answer["meta_info"]["output_token_sampling_mask"] = masks
             answer["meta_info"]["output_token_sampling_logprobs"] = logprobs
         made.append(answer)
@@ -63,13 +63,16 @@ def responses(
 def test_ids_are_asked_for_and_kept_where_sampling_is_cut():
     masks = [[3, 9], [4], [1, 2, 5, 7]]
     (cut, whole), bodies = responses([CUT, Sampling(max_new_tokens=3)], masks)
-    asked = [flag for body in bodies for flag in body.get("return_sampling_mask") or [False] * len(body["input_ids"])]
-    assert sorted(asked) == [False, True]
+    assert sorted((body.get("return_sampling_mask", False), len(body["input_ids"])) for body in bodies) == [
+        (False, 1),
+        (True, 1),
+    ]
     params = [params for body in bodies for params in body["sampling_params"]]
     assert sorted((it.get("top_k", 0), it.get("min_p", 0)) for it in params) == [(0, 0), (4, 0.05)]
-    assert cut.kept.ids.tolist() == [3, 9, 4, 1, 2, 5, 7] and cut.kept.counts.tolist() == [2, 1, 4]
+    kept = cut.columns[KEPT]
+    assert kept.ids.tolist() == [3, 9, 4, 1, 2, 5, 7] and kept.counts.tolist() == [2, 1, 4]
     assert cut.logprobs.tolist() == [-0.5, -0.25, 0.0], "over the kept ids"
-    assert whole.kept is None and whole.logprobs.tolist() == [-3, -4, -5]
+    assert not whole.columns and whole.logprobs.tolist() == [-3, -4, -5]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +111,11 @@ def test_log_probs_that_are_not_one_for_each_token_are_refused():
 def test_a_micro_batch_has_the_ids_of_its_labels_as_rows_of_one_width():
     (response,), _ = responses([CUT], [[3, 9], [4], [1, 2, 5, 7]])
     lengths, tokens = np.array([3], np.int32), response.tokens
-    batch = Batch(lengths, tokens, {}, kept=response.kept)
+    batch = Batch(lengths, tokens, response.columns)
     made = to_device(pack(tokens, lengths, (0,), 1), batch, np.array([True, False, True]), device=_cpu())
-    assert made.labels.tolist() == [5] and made.support.tolist() == [[1, 2, 5, 7]]
-    without = to_device(pack(tokens, lengths, (0,), 1), replace(batch, kept=None), np.ones(3, bool), device=_cpu())
-    assert without.support is None
+    assert made.labels.tolist() == [5] and made.of_labels[KEPT].tolist() == [[1, 2, 5, 7]]
+    without = to_device(pack(tokens, lengths, (0,), 1), batch.with_field(KEPT, None), np.ones(3, bool), device=_cpu())
+    assert not without.of_labels
 
 
 def _cpu() -> Any:

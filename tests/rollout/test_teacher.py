@@ -30,7 +30,7 @@ from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.sglang.scoring import split_temperature
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.teacher import Teacher
-from areal_like.types import FinishReason, Prompt, Trajectory
+from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("distillation")
 
@@ -88,7 +88,7 @@ def test_each_generated_token_has_the_teachers_log_prob() -> None:
         return web.json_response({"meta_info": scored(body)})
 
     item, missing = asyncio.run(taught(handler))
-    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    np.testing.assert_allclose(item.columns[TEACHER_LOGPROBS], [0, 0, -0.1, -0.2, 0, -0.3])
     assert item.reward == 1 and not missing
     assert bodies[0]["input_ids"] == ITEM.tokens.tolist() and bodies[0]["sampling_params"]["temperature"] == 1
 
@@ -114,7 +114,7 @@ def test_a_hint_is_read_by_the_teacher_alone() -> None:
 
     item, _ = asyncio.run(taught(handler, hint=lambda prompt: [7, 5, 5, 8]))
     assert bodies[0]["input_ids"] == [7, 5, 5, 8, 1, 2, 9, 3]
-    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    np.testing.assert_allclose(item.columns[TEACHER_LOGPROBS], [0, 0, -0.1, -0.2, 0, -0.3])
     assert item.tokens.tolist() == ITEM.tokens.tolist()
 
 
@@ -138,13 +138,11 @@ def test_the_likeliest_tokens_are_those_of_generated_tokens() -> None:
     config = TeacherConfig(path="model", top_k=2)
     item, _ = asyncio.run(taught(handler, config))
     assert bodies[0]["top_logprobs_num"] == 2
-    assert item.teacher_top is not None
-    assert item.teacher_top.ids.tolist() == [[0, 0], [0, 0], [2, 20], [3, 30], [0, 0], [5, 50]]
-    assert_close(item.teacher_top.logprobs[:, 1], [0, 0, -0.4, -0.6, 0, -1.0])
-    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    assert item.columns[TEACHER_IDS].tolist() == [[0, 0], [0, 0], [2, 20], [3, 30], [0, 0], [5, 50]]
+    assert_close(item.columns[TEACHER_TOP][:, 1], [0, 0, -0.4, -0.6, 0, -1.0])
+    np.testing.assert_allclose(item.columns[TEACHER_LOGPROBS], [0, 0, -0.1, -0.2, 0, -0.3])
     item, _ = asyncio.run(taught(handler, config, hint=lambda prompt: [7, 5, 5, 8]))
-    assert item.teacher_top is not None
-    assert item.teacher_top.ids.tolist() == [[0, 0], [0, 0], [4, 40], [5, 50], [0, 0], [7, 70]]
+    assert item.columns[TEACHER_IDS].tolist() == [[0, 0], [0, 0], [4, 40], [5, 50], [0, 0], [7, 70]]
 
 
 def test_likeliest_tokens_of_another_shape_are_an_error() -> None:
@@ -166,7 +164,7 @@ def test_an_openai_server_echoes_the_prompt_with_log_probs() -> None:
 
     config = TeacherConfig(url="http://unused", api="openai", model="big")
     item, _ = asyncio.run(taught(handler, config))
-    np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+    np.testing.assert_allclose(item.columns[TEACHER_LOGPROBS], [0, 0, -0.1, -0.2, 0, -0.3])
     path, body = bodies[-1]
     assert path == "/v1/completions"
     assert [body["prompt"] for _, body in bodies] == [[0, 1], ITEM.tokens.tolist()]
@@ -250,13 +248,11 @@ def test_a_real_server_scores_as_transformers_does_at_the_policys_temperature(
                 return item
 
     item = asyncio.run(run())
-    assert item.teacher_logprobs is not None
-    assert_close(item.teacher_logprobs, expected(directory, 0.7))
-    assert item.teacher_top is not None
+    assert_close(item.columns[TEACHER_LOGPROBS], expected(directory, 0.7))
     likeliest, logprobs = expected_top(directory, 0.7, 4)
-    np.testing.assert_array_equal(item.teacher_top.ids[item.generated], likeliest[item.generated])
-    assert_close(item.teacher_top.logprobs[item.generated], logprobs[item.generated])
-    assert not np.allclose(item.teacher_logprobs, expected(directory, 1.0), atol=1e-3)
+    np.testing.assert_array_equal(item.columns[TEACHER_IDS][item.generated], likeliest[item.generated])
+    assert_close(item.columns[TEACHER_TOP][item.generated], logprobs[item.generated])
+    assert not np.allclose(item.columns[TEACHER_LOGPROBS], expected(directory, 1.0), atol=1e-3)
 
 
 def expected(directory: Path, temperature: float) -> np.ndarray:
@@ -350,7 +346,7 @@ def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
                 return first, second
 
     for item in asyncio.run(run()):
-        np.testing.assert_allclose(item.teacher_logprobs, [0, 0, -0.1, -0.2, 0, -0.3])
+        np.testing.assert_allclose(item.columns[TEACHER_LOGPROBS], [0, 0, -0.1, -0.2, 0, -0.3])
     assert [body["extra_key"] for body in bodies] == ["teacher 3", "teacher 4"]
     assert [body["input_ids"] for body in bodies] == [[7, 5, 5, 8, 1, 2, 9, 3]] * 2
     assert [body["logprob_start_len"] for body in bodies] == [3, 3]

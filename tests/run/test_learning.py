@@ -26,7 +26,7 @@ from areal_like.hooks import Share
 from areal_like.run.policies import Policy
 from areal_like.run.prompt_results import PromptResults
 from areal_like.run.step import Models, train_step
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
+from areal_like.types import TEACHER_LOGPROBS, Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))
@@ -106,7 +106,7 @@ def sampled(policy: Table, version: int, rng: np.random.Generator) -> list[list[
         group = version * TASKS + task
         taught = np.concatenate([[0], TEACHER[task, np.arange(LENGTH), response]]).astype(np.float32)
         item = Trajectory(task, group, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
-        return replace(item, teacher_logprobs=taught)
+        return replace(item, columns={TEACHER_LOGPROBS: taught})
 
     return [[trajectory(task, i, response) for i, response in enumerate(words[task])] for task in range(TASKS)]
 

@@ -19,7 +19,9 @@ MOST = 20  # modules in a chain of imports, and modules of ours that one imports
 # Modules and folders of areal_like/ from the bottom up: each imports only those before it.
 ORDER = [
     "images",
-    "per_token",
+    "columns",
+    "routes",
+    "sampling_masks",
     "types",
     "errors",
     "events",

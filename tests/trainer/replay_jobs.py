@@ -9,7 +9,7 @@ import numpy as np
 from trainer_jobs import Setting, engine, exported, make_batch, make_groups
 
 from areal_like.algorithms.losses import sft
-from areal_like.per_token import unknown_expert
+from areal_like.routes import ROUTES, unknown_expert
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import Batch, LossSpec
 
@@ -27,7 +27,7 @@ def with_routes(batch: Batch, seed: int = 0, layers: int = LAYERS) -> Batch:
             rng = np.random.default_rng([seed, *batch.tokens[start : place + 1].tolist()])
             routes[place] = [rng.permutation(EXPERTS)[:CHOSEN] for _ in range(layers)]
     routes[np.cumsum(batch.lengths) - 1] = unknown_expert(routes.dtype)
-    return replace(batch, routes=routes)
+    return batch.with_field(ROUTES, routes)
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,11 @@ def replayed_step(
     """Log-probs without and with routes, then a step with them; `groups` are of responses that share prompts."""
     batch = make_groups() if groups else make_batch()
     routed = with_routes(batch, layers=layers)
-    unknown = np.full_like(routed.routes, unknown_expert(routed.routes.dtype))
+    routes = routed.fields[ROUTES]
+    unknown = np.full_like(routes, unknown_expert(routes.dtype))
     with engine(rendezvous, listener, setting) as made:
         without, replayed = made.log_probs(batch), made.log_probs(routed)
-        own = made.log_probs(replace(batch, routes=unknown))
+        own = made.log_probs(batch.with_field(ROUTES, unknown))
         before = exported(made)
         made.train(routed, LossSpec(sft))
         after = exported(made)

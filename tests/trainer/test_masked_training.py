@@ -11,6 +11,7 @@ from trainer_jobs import VOCABULARY, Outcome, Setting, make_supported, steps_wit
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.sampling_masks import KEPT
 from areal_like.types import TEMPERATURES
 
 pytestmark = pytest.mark.covers("sampling masks")
@@ -29,7 +30,7 @@ def expected_log_probs(folder) -> np.ndarray:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     mask = torch.zeros(len(batch.tokens), VOCABULARY, dtype=torch.bool)
     for place in range(len(batch.tokens)):
-        ids = batch.kept.cut(place, place + 1).ids.tolist()
+        ids = batch.fields[KEPT][place : place + 1].ids.tolist()
         mask[place, ids or slice(None)] = True
     temperatures = torch.from_numpy(batch.fields[TEMPERATURES])
     ends = np.cumsum(batch.lengths).tolist()

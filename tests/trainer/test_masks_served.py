@@ -15,6 +15,7 @@ from trainer_jobs import Setting, engine
 from allocation import ParallelSizes
 from areal_like.algorithms.batch import batch_of
 from areal_like.rollout.pool import Sampling
+from areal_like.sampling_masks import KEPT
 from areal_like.types import Batch, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import as_response, join_parts
 
@@ -64,7 +65,7 @@ def check(
             print(f"{setting.backend} {setting.sizes}: mean {distance.mean():.1e}, largest {distance.max():.1e}")
             assert distance.max() <= largest
     first = next(iter(settings.values()))[0]
-    assert distances(ranks, first, 1, replace(batch, kept=None), temperature).mean() > 0.1
+    assert distances(ranks, first, 1, batch.with_field(KEPT, None), temperature).mean() > 0.1
 
 
 def test_one_rank_computes_what_the_server_sampled_from(sglang_server, ranks):
@@ -72,7 +73,7 @@ def test_one_rank_computes_what_the_server_sampled_from(sglang_server, ranks):
     items = sampled(sglang_server, model, 12, temperature)
     for i, item in enumerate(items):
         counts, cut = (
-            (item.kept.counts if item.kept else np.zeros(len(item.tokens)))[item.generated],
+            (item.columns[KEPT].counts if KEPT in item.columns else np.zeros(len(item.tokens)))[item.generated],
             CUTS[i % len(CUTS)],
         )
         assert (counts >= 1).all() and counts.max() <= cut["top_k"] if cut else not counts.any()

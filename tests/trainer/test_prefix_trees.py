@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal_like.routes import ROUTES
 from areal_like.trainer import packing
 from areal_like.trainer.packing import MicroBatch
 from areal_like.trainer.prefix_trees import KEYS_PER_TOKEN, PrefixTrees, find_trees, separate
@@ -29,9 +30,10 @@ def batch_of(drawn, routed: bool = False) -> Batch:
         tokens.append([*prompt, *rest, 2])
         masks.append([0] * len(prompt) + [random.randint(0, 1) for _ in rest] + [1])
     flat = np.concatenate(tokens).astype(np.int32)
-    routes = np.random.default_rng(len(flat)).integers(0, 2, (len(flat), 1, 1)).astype(np.uint8) if routed else None
+    routes = np.random.default_rng(len(flat)).integers(0, 2, (len(flat), 1, 1)).astype(np.uint8)
     mask = np.concatenate(masks).astype(np.float32)
-    return Batch(np.array([len(each) for each in tokens], np.int32), flat, {"loss_mask": mask}, routes)
+    batch = Batch(np.array([len(each) for each in tokens], np.int32), flat, {"loss_mask": mask})
+    return batch.with_field(ROUTES, routes if routed else None)
 
 
 def batch_of_lists(*sequences: list[int], prompt: int = 1) -> Batch:
@@ -93,7 +95,8 @@ def test_every_token_is_predicted_once_for_each_sequence_from_its_own_past(drawn
             assert pack.tokens[places].tolist() == batch.tokens[start:target].tolist()
             if routed:  # a prompt's are those of one of its sequences
                 begin = start + np.argmax(batch.fields["loss_mask"][start:] > 0)
-                computed, own = batch.routes[pack.places[places]][begin - start :], batch.routes[begin:target]
+                routes = batch.fields[ROUTES]
+                computed, own = routes[pack.places[places]][begin - start :], routes[begin:target]
                 assert (computed == own).all()
     assert sorted(seen) == sorted(set(range(len(batch.tokens))) - set((ends - batch.lengths).tolist()))
 

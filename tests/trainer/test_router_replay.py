@@ -14,6 +14,7 @@ from trainer_jobs import Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
 from areal_like.config.schema import OptimizerConfig
+from areal_like.routes import ROUTES
 from areal_like.types import Batch
 
 pytestmark = pytest.mark.covers("router replay")
@@ -77,7 +78,7 @@ def told(path: Any, batch: Batch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     trained[starts] = 0
     for start, length in zip(starts, batch.lengths, strict=True):
         here = slice(start, start + length)
-        log_probs = unpacked.log_probs(batch.tokens[here], batch.routes[here])
+        log_probs = unpacked.log_probs(batch.tokens[here], batch.fields[ROUTES][here])
         found[start + 1 : start + length] = log_probs.detach()
         (-(log_probs * torch.from_numpy(trained[here][1:])).sum() / trained.sum()).backward()
     found[batch.fields["loss_mask"] == 0] = np.nan

@@ -42,7 +42,8 @@ from areal_like.trainer.rank import make_engine
 from limits import HUNG_S
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-from areal_like.per_token import KeptIds
+from areal_like.columns import Ragged
+from areal_like.sampling_masks import KEPT
 from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, LossSpec
 
 VOCABULARY = 101
@@ -160,7 +161,7 @@ def make_supported(seed: int = 0, batch: Batch | None = None) -> Batch:
         for token, trained in zip(batch.tokens.tolist(), batch.fields["loss_mask"] > 0, strict=True)
     ]
     temperatures = rng.choice([0.6, 1.0, 1.3], len(kept)).astype(np.float32)
-    return replace(batch, fields={**batch.fields, TEMPERATURES: temperatures}, kept=KeptIds.from_lists(kept))
+    return batch.with_field(TEMPERATURES, temperatures).with_field(KEPT, Ragged.from_lists(kept))
 
 
 POLICY = LossSpec(decoupled_ppo, Settings(eps_clip_higher=0.3))
@@ -270,7 +271,7 @@ def make_taught(seed: int = 0) -> Batch:
             rng = np.random.default_rng([seed, *batch.tokens[start:place].tolist()])
             ids.append(rng.choice(VOCABULARY, 8, replace=False))
             logprobs.append(np.log(rng.dirichlet(np.ones(9))[:8] + 1e-6))
-    taught = {TEACHER_IDS: np.array(ids, np.float32), TEACHER_TOP: np.array(logprobs, np.float32)}
+    taught = {TEACHER_IDS: np.array(ids, np.int32), TEACHER_TOP: np.array(logprobs, np.float32)}
     return replace(batch, fields={**batch.fields, **taught})
 
 

@@ -19,7 +19,7 @@ from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.user_code import register
-from areal_like.types import Prompt, Reward
+from areal_like.types import TURN_REWARDS, TURN_STATES, Prompt, Reward
 from areal_like.workflows import forms
 from areal_like.workflows.forms import WorkflowError, level_of
 from areal_like.workflows.make import Workflows
@@ -123,8 +123,10 @@ async def run(row, client):
     talk, judge = group
     assert talk.reward == judge.reward == 1 and talk.reward_parts == {"tools": 2, "turns": -0.25}
     ends = np.flatnonzero(talk.generated & ~np.append(talk.generated[1:], False))
-    assert talk.turn_rewards[ends].tolist() == [0.5, 0.25] and np.count_nonzero(talk.turn_rewards) == 2
-    assert judge.turn_rewards[-1] == -1 and np.count_nonzero(judge.turn_rewards) == 1
+    assert (
+        talk.columns[TURN_REWARDS][ends].tolist() == [0.5, 0.25] and np.count_nonzero(talk.columns[TURN_REWARDS]) == 2
+    )
+    assert judge.columns[TURN_REWARDS][-1] == -1 and np.count_nonzero(judge.columns[TURN_REWARDS]) == 1
 
 
 def test_turns_have_states_where_they_start(play):
@@ -133,8 +135,10 @@ def test_turns_have_states_where_they_start(play):
     numbers = []
     for name in ("'door'", "'door'", "'1'", "1"):
         (group,), said, counts = play(source.replace("NAME", name))
-        assert (said, counts) == ([], {"done": 2}) and all(np.count_nonzero(item.turn_states) == 1 for item in group)
-        numbers.append({int(item.turn_states[-1]) for item in group})
+        assert (said, counts) == ([], {"done": 2}) and all(
+            np.count_nonzero(item.columns[TURN_STATES]) == 1 for item in group
+        )
+        numbers.append({int(item.columns[TURN_STATES][-1]) for item in group})
     assert [len(each) for each in numbers] == [1, 1, 1, 1] and numbers[0] == numbers[1]
     assert len(set.union(*numbers)) == 3 and max(set.union(*numbers)) <= 2**48
     for states, words in (("['a', 'b']", "2 states under 'states' for 1 answers"), ("[0.5]", "0.5, neither a text")):

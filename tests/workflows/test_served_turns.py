@@ -15,10 +15,12 @@ from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
-from areal_like.per_token import KeptIds, RouteShape, known_routes
+from areal_like.columns import Ragged
 from areal_like.rollout.pool import Sampling
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.routes import ROUTES, RouteShape, known_routes
+from areal_like.sampling_masks import KEPT
+from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Session
@@ -50,7 +52,7 @@ class Replies:
             if body.get("return_routed_experts"):
                 rows = route_rows(self.number, body["routed_experts_start_len"], len(prompt) + len(said) - 1)
                 meta["routed_experts"] = base64.b64encode(rows.tobytes()).decode()
-            if (body.get("return_sampling_mask") or [False] * (place + 1))[place]:
+            if body.get("return_sampling_mask"):
                 top_k = body["sampling_params"][place]["top_k"]
                 meta["output_token_sampling_mask"] = kept_ids(said, top_k)
                 meta["output_token_sampling_logprobs"] = [-top_k / 100] * len(said)
@@ -102,18 +104,18 @@ def test_turns_of_an_agent_have_their_rows_ids_and_temperatures():
     assert [body["routed_experts_start_len"] for body in bodies] == starts
     asked = [(it["temperature"], it["top_p"], it.get("top_k")) for body in bodies for it in body["sampling_params"]]
     assert asked == [(0.3, 1, None), (0.7, 0.9, 1024), (0.5, 1, 5), (0.7, 1, None), (0.7, 1, 2)]
-    assert [body.get("return_sampling_mask", [False])[0] for body in bodies] == [False, True, True, False, True]
+    assert [body.get("return_sampling_mask", False) for body in bodies] == [False, True, True, False, True]
 
     paths, top_ks, own = [[0, 1], [0, 2, 3], [4]], [None, 1024, 5, None, 2], [0.3, 0, 0.5, 0, 0]
     trained: set[int] = set()
     for item, path in zip(items, paths, strict=True):
-        assert known_routes(item.routes).tolist() == [True] * (len(item.tokens) - 1) + [False]
+        assert known_routes(item.columns[ROUTES]).tolist() == [True] * (len(item.tokens) - 1) + [False]
         end = 0
         for number in path:
             turn = recorded.turns[number]
             begin, said = lengths[number] - len(turn.response.tokens), turn.response.tokens.tolist()
             rows = route_rows(number, max(end - 1, 0), lengths[number] - 1)[:, 1:]
-            assert item.routes[max(end - 1, 0) : lengths[number] - 1].tolist() == rows.tolist()
+            assert item.columns[ROUTES][max(end - 1, 0) : lengths[number] - 1].tolist() == rows.tolist()
             part, here = slice(begin, lengths[number]), number not in trained
             top_k = top_ks[number] if here else None
             assert as_lists(item, begin, lengths[number]) == (kept_ids(said, top_k) if top_k else [[]] * len(said))
@@ -121,14 +123,14 @@ def test_turns_of_an_agent_have_their_rows_ids_and_temperatures():
                 ([-top_k / 100] * len(said) if top_k else [-float(it) for it in said]) if here else [0] * len(said)
             )
             assert item.logprobs[part].tolist() == pytest.approx(expected)
-            temperatures = np.zeros(len(item.tokens)) if item.temperatures is None else item.temperatures
+            temperatures = item.columns.get(TEMPERATURES, np.zeros(len(item.tokens)))
             assert temperatures[part].tolist() == pytest.approx([own[number] * here] * len(said))
             end = lengths[number]
             trained.add(number)
 
 
 def as_lists(item: Trajectory, start: int, end: int) -> list[list[int]]:
-    kept = (item.kept or KeptIds.none(len(item.tokens))).cut(start, end)
+    kept = item.columns.get(KEPT, Ragged.none(len(item.tokens)))[start:end]
     return [ids.tolist() for ids in np.split(kept.ids, kept.ends[1:-1])]
 
 
@@ -167,6 +169,6 @@ def test_a_request_that_an_update_interrupts_has_the_rows_and_ids_of_one_answer(
     response, bodies = asyncio.run(run())
     assert len(bodies) == 1
     assert response.versions.tolist() == [0, 0, 1, 1]
-    assert response.routes.tolist() == rows[:, 1:].tolist()
-    assert response.kept.ids.tolist() == [3, 9, 4, 9, 5, 10, 6, 10]
+    assert response.inputs[ROUTES].tolist() == rows[:, 1:].tolist()
+    assert response.columns[KEPT].ids.tolist() == [3, 9, 4, 9, 5, 10, 6, 10]
     assert response.logprobs.tolist() == [-0.5, -0.5, -1.5, -1.5]

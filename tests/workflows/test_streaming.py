@@ -27,6 +27,7 @@ from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import in_loop
+from areal_like.sampling_masks import KEPT
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.openai_api import OpenSessions, answer
@@ -365,12 +366,12 @@ def test_parsers_return_the_text_before_the_start_of_a_call(parser: str):
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
-    assert one.kept is not None and other.kept is not None
+    kept, others = one.columns[KEPT], other.columns[KEPT]
     columns = ("tokens", "logprobs", "versions", "generated")
     return (
         all(np.array_equal(getattr(one, name), getattr(other, name)) for name in columns)
-        and np.array_equal(one.kept.ids, other.kept.ids)
-        and np.array_equal(one.kept.counts, other.kept.counts)
+        and np.array_equal(kept.ids, others.ids)
+        and np.array_equal(kept.counts, others.counts)
     )
 
 

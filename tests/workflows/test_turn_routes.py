@@ -14,8 +14,8 @@ from test_sessions import ask, talk
 
 from areal_like.algorithms.batch import batch_of
 from areal_like.config.schema import MicroBatchConfig
-from areal_like.per_token import RouteShape, known_routes
 from areal_like.rollout.pool import Response, Sampling
+from areal_like.routes import ROUTES, RouteShape, known_routes
 from areal_like.trainer.packing import packs
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
@@ -34,11 +34,12 @@ class Routed:
         self.starts: list[int] = []
         self.made: list[Generated] = []
 
-    async def sample(self, tokens: Sequence[int], sampling: Sampling, *, routes_from: int, **_: Any) -> Response:
+    async def sample(self, tokens: Sequence[int], sampling: Sampling, *, inputs_from: int, **_: Any) -> Response:
         response = await self.model.sample(tokens, sampling)
-        places = np.arange(routes_from, len(tokens) + len(response.tokens) - 1)
-        response.routes = np.stack([np.full(len(places), len(self.starts)), places], axis=1)[:, None].astype(np.uint8)
-        self.starts.append(routes_from)
+        places = np.arange(inputs_from, len(tokens) + len(response.tokens) - 1)
+        rows = np.stack([np.full(len(places), len(self.starts)), places], axis=1)[:, None].astype(np.uint8)
+        response.inputs = {ROUTES: rows}
+        self.starts.append(inputs_from)
         self.made.append(Generated(0, np.array(tokens, np.int32), response))
         return response
 
@@ -56,11 +57,11 @@ def trajectories(own: Session) -> list[Trajectory]:
 
 def requests(item: Trajectory) -> list[int]:
     """The request that each token's row is of; asserts that each row is in its place."""
-    assert item.routes is not None
-    known = known_routes(item.routes)
+    routes = item.columns[ROUTES]
+    known = known_routes(routes)
     assert known.tolist() == [True] * (len(known) - 1) + [False]
-    assert item.routes[:-1, 0, 1].tolist() == list(range(len(known) - 1))
-    return item.routes[:-1, 0, 0].tolist()
+    assert routes[:-1, 0, 1].tolist() == list(range(len(known) - 1))
+    return routes[:-1, 0, 0].tolist()
 
 
 async def branch(client: openai.AsyncOpenAI) -> None:
@@ -79,7 +80,7 @@ def test_turns_that_branch_and_several_agents_have_the_rows_that_their_tokens_we
     talk(own, branch)
     lengths = [len(turn.tokens) for turn in own.turns]
     assert routed.starts == [0, lengths[0] - 1, lengths[1] - 1, lengths[0] - 1, lengths[3] - 1, 0]
-    assert [len(turn.response.routes) for turn in own.turns] == [
+    assert [len(turn.response.inputs[ROUTES]) for turn in own.turns] == [
         length - 1 - start for length, start in zip(lengths, routed.starts, strict=True)
     ]
     one, other, agent = trajectories(own)
@@ -95,8 +96,8 @@ def test_a_users_process_gets_the_rows_of_all_turns_that_lead_to_a_branch():
     talk(own, branch)
     responses = Responses(routed.made, 0)
     for item in trajectories(own):
-        found, _ = responses.claim(replace(item, routes=None))
-        assert found.routes.tolist() == item.routes.tolist()
+        found, _ = responses.claim(replace(item, columns={}))
+        assert found.columns[ROUTES].tolist() == item.columns[ROUTES].tolist()
 
 
 def test_rows_of_turns_that_another_session_had_are_unknown():
@@ -104,9 +105,10 @@ def test_rows_of_turns_that_another_session_had_are_unknown():
     talk(own, branch)
     _, item, _ = trajectories(own)
     strangers = [replace(each, session=number < 3) for number, each in enumerate(routed.made)]
-    found, _ = Responses(strangers, 0).claim(replace(item, routes=None))
+    found, _ = Responses(strangers, 0).claim(replace(item, columns={}))
     shared = len(own.turns[0].tokens) - 1
-    assert (found.routes[:shared] == UNKNOWN).all() and (found.routes[shared:-1] != UNKNOWN).all()
+    routes = found.columns[ROUTES]
+    assert (routes[:shared] == UNKNOWN).all() and (routes[shared:-1] != UNKNOWN).all()
 
 
 @pytest.mark.parametrize("from_user", [False, True])
@@ -127,7 +129,7 @@ def test_a_turn_after_one_that_a_stop_text_cut_asks_from_the_cut_on(from_user):
     assert routed.starts == [0, cut - 1, cut - 1]
     items, responses = trajectories(own), Responses(routed.made, 0)
     for number, item in enumerate(items):
-        given = responses.claim(replace(item, routes=None))[0] if from_user else item
+        given = responses.claim(replace(item, columns={}))[0] if from_user else item
         assert requests(given) == [0] * (cut - 1) + [number + 1] * (len(item.tokens) - cut)
 
 
@@ -141,7 +143,7 @@ def test_a_tree_of_turns_has_one_row_for_each_token_of_a_micro_batch():
     )
     for made in map(pack, range(count)):
         here = made.places[made.places >= 0]
-        rows, tokens = batch.routes[here], batch.tokens[here]
+        rows, tokens = batch.fields[ROUTES][here], batch.tokens[here]
         assert (tokens == made.tokens[made.places >= 0]).all()
         positions = here - np.repeat(np.cumsum(batch.lengths) - batch.lengths, batch.lengths)[here]
         known = known_routes(rows)

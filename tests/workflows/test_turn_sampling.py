@@ -13,8 +13,9 @@ from scripted import Model, says, session
 from test_sessions import ask, talk
 
 from areal_like.algorithms.batch import batch_of
-from areal_like.per_token import KeptIds
+from areal_like.columns import Ragged
 from areal_like.rollout.pool import Response, Sampling
+from areal_like.sampling_masks import KEPT
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.packing import pack
 from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
@@ -35,7 +36,7 @@ class Cutting:
         self.samplings.append(sampling)
         response = await self.model.sample(tokens, sampling, **named)
         if sampling.is_cut:
-            response.kept = KeptIds.from_lists([[token, token + 1] for token in response.tokens.tolist()])
+            response.columns = {KEPT: Ragged.from_lists([[token, token + 1] for token in response.tokens.tolist()])}
         return response
 
 
@@ -66,28 +67,28 @@ def test_every_turn_is_sampled_and_trained_with_its_own_settings():
     assert asked == [(0.3, 1.0, -1), (0.7, 0.9, 1024), (0.7, 1.0, 5), (0.7, 1.0, -1)]
     item = trajectory(recorded)
     turns = np.split(np.flatnonzero(item.generated), np.flatnonzero(np.diff(np.flatnonzero(item.generated)) > 1) + 1)
-    assert [set(np.round(item.temperatures[turn], 3)) for turn in turns] == [{np.float32(0.3)}, {0}, {0}, {0}]
-    assert [set(item.kept.counts[turn]) for turn in turns] == [{0}, {2}, {2}, {0}]
-    assert not item.temperatures[~item.generated].any()
+    assert [set(np.round(item.columns[TEMPERATURES][turn], 3)) for turn in turns] == [{np.float32(0.3)}, {0}, {0}, {0}]
+    assert [set(item.columns[KEPT].counts[turn]) for turn in turns] == [{0}, {2}, {2}, {0}]
+    assert not item.columns[TEMPERATURES][~item.generated].any()
 
     batch = batch_of([item], 0)
     made = to_device(pack(batch.tokens, batch.lengths, (0,), 1), batch, item.generated, torch.device("cpu"))
     expected = [0.3] * len(turns[0]) + [0.7] * sum(map(len, turns[1:]))
-    assert made.temperatures(0.7).tolist() == pytest.approx(expected)
+    assert made.head(0.7)["temperature"].tolist() == pytest.approx(expected)
 
 
 def test_a_users_process_gets_them_back_by_provenance():
     recorded, _ = two_turns({"temperature": 0.3}, {"top_p": 0.9})
     item = trajectory(recorded)
     made = [Generated(0, turn.tokens[: -len(turn.response.tokens)], turn.response) for turn in recorded.turns]
-    claimed, _ = Responses(made, 0).claim(replace(item, kept=None, temperatures=None))
-    assert claimed.temperatures.tolist() == item.temperatures.tolist()
-    assert claimed.kept.counts.tolist() == item.kept.counts.tolist()
+    claimed, _ = Responses(made, 0).claim(replace(item, columns={}))
+    assert claimed.columns[TEMPERATURES].tolist() == item.columns[TEMPERATURES].tolist()
+    assert claimed.columns[KEPT].counts.tolist() == item.columns[KEPT].counts.tolist()
 
 
 def test_a_run_whose_requests_have_no_settings_of_their_own_has_no_field_for_them():
     recorded, _ = two_turns({"temperature": 0.7, "top_p": 1}, {})
-    assert trajectory(recorded).temperatures is None and trajectory(recorded).kept is None
+    assert not trajectory(recorded).columns
     assert TEMPERATURES not in batch_of([trajectory(recorded)], 0).fields
 
 

@@ -19,13 +19,14 @@ from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cau
 from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
 from areal_like.capabilities.drift.routes import differ, find_rerouted
 from areal_like.capabilities.drift.schema import DriftKeys
+from areal_like.columns import join
 from areal_like.config.keys import with_keys
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RunError, ServerError, WeightUpdateError
-from areal_like.per_token import Routes, RouteShape, join_routes
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
+from areal_like.routes import ROUTES, Routes, RouteShape
 from areal_like.run.logprob_check import allowed_logprob_diff
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Floats, Trajectory
@@ -108,7 +109,7 @@ class DriftAlarm:
         servers, deadline = self._backoff.select(self._pool.serving), Deadline(PROBE_S)
         scores = await asyncio.gather(*(self._scores_of(server, chosen, deadline) for server in servers))
         found = {server.name: score for server, score in zip(servers, scores, strict=True) if score is not None}
-        self._probe = Probe(batch, told, whole.routes, found) if found else None
+        self._probe = Probe(batch, told, whole.fields.get(ROUTES), found) if found else None
 
     async def compare(self, version: int) -> dict[str, float]:
         """Compare the probe with the trainer at `version`; return the distance, {} without a probe.
@@ -144,7 +145,7 @@ class DriftAlarm:
             apart = np.abs(known.logprobs - score.logprobs)
             if apart[probe.told].mean() <= self._allowed or not differ(known.routes, score.routes):
                 return apart
-        trained = await self._trainer.log_probs(replace(probe.batch, routes=score.routes), 1.0)
+        trained = await self._trainer.log_probs(probe.batch.with_field(ROUTES, score.routes), 1.0)
         probe.passes.append(Score(trained, score.routes))
         return np.abs(trained - score.logprobs)
 
@@ -199,7 +200,7 @@ class DriftAlarm:
         score = probe.scores[name][0]
 
         async def measure(routes: Routes) -> float:
-            trained = await self._trainer.log_probs(replace(probe.batch, routes=routes), 1.0)
+            trained = await self._trainer.log_probs(probe.batch.with_field(ROUTES, routes), 1.0)
             return float(np.abs(trained - score.logprobs)[probe.told].mean())
 
         if distances.rerouted and score.routes is not None:
@@ -300,7 +301,8 @@ def choose_probe(trajectories: Sequence[Trajectory], most_tokens: int) -> list[T
 def _join(parts: Sequence[tuple[Floats, Routes | None]]) -> Score:
     """Return the scores of sequences back to back."""
     logprobs = np.concatenate([each for each, _ in parts])
-    return Score(logprobs, join_routes([(len(each), routes) for each, routes in parts]))
+    routes = join([(len(each), {} if routes is None else {ROUTES: routes}) for each, routes in parts])
+    return Score(logprobs, routes.get(ROUTES))
 
 
 async def _problem(server: Server, limit_s: float) -> str | None:

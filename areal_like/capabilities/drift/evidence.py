@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
+from areal_like.columns import join
 from areal_like.errors import ServerError
-from areal_like.per_token import Routes, RouteShape, join_routes, unknown_expert
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
+from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Ints
 
@@ -36,8 +37,8 @@ async def measure_pairs(
     except ServerError:
         return None
     mask = np.tile(np.array([0, 1], np.float32), len(pairs))
-    routes = join_routes([(2, of_pair) for _, of_pair in scores])
-    batch = Batch(np.full(len(pairs), 2, np.int32), np.concatenate(pairs), {"loss_mask": mask}, routes=routes)
+    routes = join([(2, {} if of_pair is None else {ROUTES: of_pair}) for _, of_pair in scores])
+    batch = Batch(np.full(len(pairs), 2, np.int32), np.concatenate(pairs), {"loss_mask": mask, **routes})
     trained = await trainer.log_probs(batch, 1.0)
     return float(np.abs(trained - np.concatenate([each for each, _ in scores]))[mask > 0].mean())
 

@@ -3,16 +3,18 @@
 Decoding takes most of the time of reading answers, so only used fields are decoded, and nothing twice.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from areal_like.per_token import KeptIds
+from areal_like.columns import SERVED, Column
 from areal_like.rollout.sglang.columns import COLUMNS, read_columns
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
-from areal_like.rollout.sglang.unusable import KEPT, ROUTES, refuse_kept, refuse_routes
+from areal_like.rollout.sglang.unusable import refuse_field
 from areal_like.types import FinishReason, Ints
 
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
@@ -22,13 +24,12 @@ class Piece(NamedTuple):
     """Part of a response that SGLang generated since the previous one.
 
     `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
-    `routes` are as `RouteShape.read` takes them, all of a response in its last piece; `kept` is a list for each token.
+    `info` has the fields of the columns that servers return (`columns.Column.sent`).
     """
 
     columns: Ints
     finish_reason: FinishReason | None
-    routes: bytes | None = None
-    kept: KeptIds | None = None
+    info: Any = None
 
 
 type Part = tuple[int, Piece | ServerError]  # of a request's input number so and so
@@ -37,13 +38,13 @@ type Part = tuple[int, Piece | ServerError]  # of a request's input number so an
 def part_of(event: bytes, server: str) -> Part:
     """Return the content of an event, or an error at the place OF_ALL if it does not concern one input."""
     try:
-        news = _decode(event)
+        news = _decoder(tuple(SERVED.values()))(event)
         if news.error is not None:
             return OF_ALL, _refusal(server, news.error)
         if news.meta_info is None or news.index < 0:
             raise ValueError(f"an event about input {news.index}")
     except (ValueError, TypeError) as error:
-        return OF_ALL, _name_field(server, error)
+        return OF_ALL, refuse_field(server, error) or _unusable(server, error)
     return news.index, _piece(news.meta_info, server)
 
 
@@ -58,40 +59,12 @@ def _piece(info: "Info", server: str) -> Piece | ServerError:
             raise ValueError("no log-probs")
         sent = read_columns(info.columns)
         count = sent.shape[1]
-        kept = _read_kept(info, count, server)
         columns = np.concatenate([sent, token_versions(info.labels, count)[None]])
-        if kept is not None:
-            columns[1].view(np.float32)[:] = info.output_token_sampling_logprobs
-        return Piece(columns, FinishReason(reason.type) if reason else None, info.routed_experts, kept)
+        return Piece(columns, FinishReason(reason.type) if reason else None, info)
     except WrongLabels as error:
         return Unavailable(f"{server} {error}", "wrong_labels")
-    except ServerError as error:
-        return error
     except (ValueError, OverflowError) as error:
         return _unusable(server, error)
-
-
-def _read_kept(info: "Info", tokens: int, server: str) -> KeptIds | None:
-    """Return the ids that each token was sampled from; None if they were not asked for. Raises ServerError."""
-    lists, logprobs = info.output_token_sampling_mask, info.output_token_sampling_logprobs or ()
-    if lists is None:
-        return None
-    if len(logprobs) != tokens:
-        problem = f"returned {len(logprobs)} log-probs over the ids that {tokens} tokens were sampled from"
-        raise refuse_kept(server, problem)
-    try:
-        return KeptIds.from_lists([ids or () for ids in lists])
-    except OverflowError as error:
-        raise refuse_kept(server, f"returned ids that no token has: {error}") from error
-
-
-def _name_field(server: str, error: Exception) -> ServerError:
-    """Return the error of an event that cannot be decoded, by the field that cannot."""
-    if f"meta_info.{ROUTES}" in str(error):
-        return refuse_routes(server, str(error))
-    if f"meta_info.{KEPT}" in str(error):
-        return refuse_kept(server, f"gave an unusable answer: {error}")
-    return _unusable(server, error)
 
 
 def _unusable(server: str, error: Exception) -> Unavailable:
@@ -117,16 +90,12 @@ class Finish(msgspec.Struct, gc=False):
 class Info(msgspec.Struct):
     """News since the event before: `columns` of tokens and log-probs, and `labels`, the versions that made them.
 
-    A request that was given up may have neither. Routes come with the last tokens, as base64. With a sampling mask come
-    the ids that each token was sampled from, and its log-prob among these.
+    A request that was given up may have neither. Fields of columns are added by `_decoder`.
     """
 
     columns: bytes | None = msgspec.field(name=COLUMNS, default=None)  # base64
     finish_reason: Finish | None = None
     labels: list[tuple[str | None, int]] = msgspec.field(name=LABELS, default_factory=list)
-    routed_experts: bytes | None = None
-    output_token_sampling_mask: list[list[int] | None] | None = None
-    output_token_sampling_logprobs: list[float] | None = None
 
 
 class AnswerEvent(msgspec.Struct):
@@ -137,4 +106,11 @@ class AnswerEvent(msgspec.Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(AnswerEvent).decode  # raises ValueError (msgspec.DecodeError)
+@cache
+def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], Event]:
+    """Return a function that decodes events with the fields of these columns; it raises ValueError."""
+    fields = [(name, kind, None) for column in columns for name, kind in column.sent.items()]
+    info = msgspec.defstruct("Info", fields, bases=(Info,))
+    event = msgspec.defstruct("Event", [("meta_info", info | None, None)], bases=(Event,))
+    decoder: Any = msgspec.json.Decoder(event)
+    return decoder.decode  # type: ignore[no-any-return]

@@ -9,7 +9,7 @@ import re
 from functools import wraps
 from typing import Any
 
-from areal_like.per_token import route_type
+from areal_like.routes import route_type
 
 OPTION = "enable-return-routed-experts"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")

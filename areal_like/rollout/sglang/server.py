@@ -6,18 +6,19 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import aiohttp
 import numpy as np
 
 from areal_like.images import Images
-from areal_like.per_token import Routes, RouteShape
 from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
 from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource
-from areal_like.types import Floats, Ints, TopIds
+from areal_like.routes import Routes, RouteShape
+from areal_like.types import Floats, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads"
@@ -236,20 +237,23 @@ class Server:
 
     async def top_ids(
         self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0, cache: str | None = None
-    ) -> tuple[Floats, TopIds]:
-        """Return the log-probs of `token_logprobs`, and the `k` likeliest ids after the tokens before each, 0 up to
-        `start`.
+    ) -> tuple[Floats, Ints, Floats]:
+        """Return what `token_logprobs` does, and ids and log-probs of the `k` likeliest tokens in each place.
+
+        They are 0 up to `start`.
+
 
         Source: SGLang 0.5.17, `return_flat_raw_top_logprobs` in `io_struct.py`.
         """
         flat = {"top_logprobs_num": k, "return_flat_raw_top_logprobs": True, "return_flat_raw_top_logprobs_b64": True}
         info = await self._score(tokens, timeout_s, start, flat, cache)
         with self.connection.reading(GENERATE):
-            top = TopIds(np.zeros((len(tokens), k), np.int32), np.zeros((len(tokens), k), np.float32))
-            for name, rows in (("idx", top.ids), ("val", top.logprobs)):
+            ids: Ints = np.zeros((len(tokens), k), np.int32)
+            likeliest: Floats = np.zeros((len(tokens), k), np.float32)
+            for name, rows in (("idx", ids), ("val", likeliest)):
                 data = base64.b64decode(info[f"input_top_logprobs_{name}_flat_b64"], validate=True)
                 rows[start + 1 :] = np.frombuffer(data, rows.dtype).reshape(len(tokens) - start - 1, k)
-            return _logprobs_of(info, tokens, start), top
+            return _logprobs_of(info, tokens, start), ids, likeliest
 
     async def token_scores(
         self,
@@ -313,21 +317,17 @@ def generation_request(
     rids: Sequence[str],
     inputs: Sequence[Ints],
     params: Sequence[Mapping[str, Any]],
-    routes_from: int | None = None,
-    masks: Sequence[bool] = (),
+    columns: Mapping[str, Any] = MappingProxyType({}),
     images: Sequence[Images] = (),
     adapters: Sequence[str | None] = (),
 ) -> bytes:
     """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
 
-    With `routes_from` the answers have the experts of every token from that one on; where `masks` is true they have the
-    ids that each token was sampled from. `images` and `adapters` (names) have an item for each input.
+    `columns` are fields that request values per token (`Column.request`). `images` are those of each input, and
+    `adapters` the names of theirs.
     """
     body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
-    if routes_from is not None:
-        body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
-    if any(masks):
-        body["return_sampling_mask"] = masks
+    body |= columns
     if any(images):
         body["image_data"] = [_as_base64(own) for own in images]
     if any(adapters):

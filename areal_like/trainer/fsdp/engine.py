@@ -3,7 +3,6 @@
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -202,13 +201,13 @@ class FSDPEngine(BaseEngine):
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """Return this rank's share. An actor's routers choose the experts of its routes; other models choose theirs."""
         if self._spec.role != "actor":
-            batch = replace(batch, routes=None)
+            batch = batch.drop("input")
         self._replay.check(batch)
         sizes = self._spec.sizes
         reader = None if self._vision is None else self._vision.reader
-        inputs = None if reader is None else reader.mark(batch)
+        batch = batch if reader is None else reader.mark(batch)
         count, pack = packing.packs(
-            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=self._grid.dp_rank, alignment=sizes.cp, inputs=inputs
+            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=self._grid.dp_rank, alignment=sizes.cp
         )
         part = cache(lambda i: self._grid.part(pack(i)))
         return DeviceBatches(count, part, batch, wanted, self.device, reader)
@@ -224,20 +223,12 @@ class FSDPEngine(BaseEngine):
         logits = self._logits(micro_batch)
         if self._is_critic:
             return (micro_batch.of_tokens(logits[:, 0]),)
-        made = log_probs_and_entropy(
-            logits,
-            micro_batch.labels,
-            temperature=micro_batch.temperatures(temperature),
-            vocab_size=logits.shape[1],
-            group=None,
-            support=micro_batch.support,
-            choices=micro_batch.choices,
-        )
+        made = log_probs_and_entropy(logits, **micro_batch.head(temperature), vocab_size=logits.shape[1], group=None)
         return [micro_batch.of_tokens(each) for each in made]
 
     def _logits(self, micro_batch: DeviceBatch) -> Tensor:
         """Return logits of the predicting places only: `[rows, vocabulary]`, or `[rows, 1]` for a critic."""
-        self._replay.tell(micro_batch.routes)
+        self._replay.tell(micro_batch.inputs)
         images = {} if self._vision is None else self._vision.arguments(micro_batch)
         logits: Tensor = self._model(
             input_ids=micro_batch.tokens,

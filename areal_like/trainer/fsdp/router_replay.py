@@ -5,11 +5,13 @@ the router has its gradient. A layer that gradient checkpointing computes again 
 experts: the backward pass of a micro-batch ends before the next one is told.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from areal_like.routes import ROUTES
 from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
 from areal_like.types import Batch
 
@@ -27,16 +29,16 @@ class FSDPRouterReplay:
 
     def check(self, batch: Batch) -> None:
         """Raise ValueError for routes of another number of layers than the model has with routers that replay."""
-        if batch.routes is not None and batch.routes.shape[1] != len(self._routers):
+        if (routes := batch.fields.get(ROUTES)) is not None and routes.shape[1] != len(self._routers):
             raise ValueError(
-                f"the routes are those of {batch.routes.shape[1]} layers, and the model ({self._family}) has "
+                f"the routes are those of {routes.shape[1]} layers, and the model ({self._family}) has "
                 f"{len(self._routers)} whose routers replay them"
             )
 
-    def tell(self, routes: Tensor | None) -> None:
+    def tell(self, inputs: Mapping[str, Tensor]) -> None:
         """Give the routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
         self._told = None
-        if routes is not None:
+        if (routes := inputs.get(ROUTES)) is not None:
             self._told = routes.long().masked_fill_(routes == torch.iinfo(routes.dtype).max, -1)
 
     def _choosing(self, number: int) -> Any:

@@ -195,12 +195,9 @@ class MegatronEngine(BaseEngine):
             made = log_probs_and_entropy_of_hidden(
                 hidden,
                 weight,
-                micro_batch.labels,
-                temperature=micro_batch.temperatures(temperature),
+                **micro_batch.head(temperature),
                 vocab_size=self._vocab_size,
                 group=group,
-                support=micro_batch.support,
-                choices=micro_batch.choices,
                 zeros=zeros,
                 in_fp32=self._spec.config.fp32_head,
                 cap=self._cap,
@@ -212,18 +209,17 @@ class MegatronEngine(BaseEngine):
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
         """Return this rank's share, packed identically for every pass, so that equal weights give equal results.
 
-        Only an actor's routers replay the batch's routes, because another role's model chooses other experts.
+        Only an actor has the columns of inputs, such as routes: another role's model computes other ones.
         """
         if self._spec.role != "actor":
-            batch = replace(batch, routes=None)
-        if batch.routes is not None:
-            self._replay = make_replay(self._replay, self._wrapped, batch)
+            batch = batch.drop("input")
+        self._replay = make_replay(self._replay, self._wrapped, batch)
+        batch = batch if self._reader is None else self._reader.mark(batch)
         sizes, overrides = self._spec.sizes, self._spec.config.megatron.override_transformer_config
         at_once = overrides.get("microbatch_group_size_per_vp_stage") or sizes.pp
         packs = packing.packs(
             batch,
             self._spec.config.mb_spec,
-            inputs=None if self._reader is None else self._reader.mark(batch),
             dp=sizes.dp,
             dp_rank=parallel_state.get_data_parallel_rank(),
             alignment=packing.sequence_alignment(sizes.tp, sizes.cp, self._rows),

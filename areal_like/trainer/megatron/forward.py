@@ -10,6 +10,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.functional import pad
 
+from areal_like.routes import ROUTES
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.trainer.megatron.pack import pack_of
 from areal_like.trainer.megatron.padding import router_padding
@@ -23,8 +24,10 @@ Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
 
 def make_replay(
     replay: MegatronRouterReplay | None, models: Sequence[torch.nn.Module], batch: Batch
-) -> MegatronRouterReplay:
-    """Return the replay of the models' routers, a new one if there is none; raise ValueError for unusable routes."""
+) -> MegatronRouterReplay | None:
+    """Return the replay of the models' routers, a new one for the first routes; raise ValueError for unusable ones."""
+    if ROUTES not in batch.fields:
+        return replay
     replay = replay or MegatronRouterReplay(models)
     replay.check(batch)
     return replay
@@ -69,7 +72,7 @@ def _step(
 ) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
     if replay is not None:
-        replay.tell(model, micro_batch.routes, trains=loss is not None)
+        replay.tell(model, micro_batch.inputs.get(ROUTES), trains=loss is not None)
     output: Tensor = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,

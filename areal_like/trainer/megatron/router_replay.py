@@ -17,6 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from areal_like.routes import ROUTES
 from areal_like.types import Batch
 
 UNKNOWN = -1  # on the device
@@ -78,10 +79,9 @@ class MegatronRouterReplay:
 
     def check(self, batch: Batch) -> None:
         """Raise ValueError if the number of layers in the routes differs from the model's layers with experts."""
-        if batch.routes is not None and self._layers and batch.routes.shape[1] != len(self._layers):
+        if (routes := batch.fields.get(ROUTES)) is not None and self._layers and routes.shape[1] != len(self._layers):
             raise ValueError(
-                f"the routes are those of {batch.routes.shape[1]} layers, and the model has {len(self._layers)} with "
-                "experts"
+                f"the routes are those of {routes.shape[1]} layers, and the model has {len(self._layers)} with experts"
             )
 
     def tell(self, model: torch.nn.Module, routes: Tensor | None, *, trains: bool) -> None:

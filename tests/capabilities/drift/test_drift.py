@@ -18,17 +18,19 @@ from areal_like.algorithms.batch import batch_of
 from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
+from areal_like.columns import Ragged
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, ServerError
 from areal_like.images import Images
-from areal_like.per_token import KeptIds, Routes, RouteShape, unknown_expert
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang.http import Deadline
+from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.run import loop
 from areal_like.run.logprob_check import check_logprobs
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy
+from areal_like.sampling_masks import KEPT
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
@@ -140,7 +142,7 @@ class Scene:
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
         assert temperature == 1.0
         self.passes.append(batch)
-        replayed = changed_by(batch.routes, batch.tokens) if batch.routes is not None else 0
+        replayed = changed_by(batch.fields[ROUTES], batch.tokens) if ROUTES in batch.fields else 0
         return ((right(batch.tokens) + replayed) * batch.fields["loss_mask"]).astype(np.float32)
 
     async def checksums(self, *, timeout_s: float) -> dict[str, int]:
@@ -169,7 +171,7 @@ def responses(group: int = 3) -> list[Trajectory]:
         routes = usual_routes(tokens)
         routes[-1] = 255  # no pass had the last token as an input
         zeros = np.zeros(len(tokens), np.float32)
-        made.append(Trajectory(number, of, tokens, zeros, versions, FinishReason.STOP, 1.0, routes=routes))
+        made.append(Trajectory(number, of, tokens, zeros, versions, FinishReason.STOP, 1.0, columns={ROUTES: routes}))
     return made
 
 
@@ -421,10 +423,10 @@ class MaskedTrainer:
 
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
         logits, place = self.logits[np.roll(batch.tokens, 1)] / temperature, np.arange(len(batch.tokens))
-        if batch.kept is not None:
+        if (kept := batch.fields.get(KEPT)) is not None:
             outside = np.ones_like(logits, bool)
-            outside[np.repeat(place, batch.kept.counts), batch.kept.ids] = False
-            logits = np.where(outside & (batch.kept.counts > 0)[:, None], -np.inf, logits)
+            outside[np.repeat(place, kept.counts), kept.ids] = False
+            logits = np.where(outside & (kept.counts > 0)[:, None], -np.inf, logits)
         totals = np.log(np.exp(logits).sum(1))
         return ((logits[place, batch.tokens] - totals) * batch.fields["loss_mask"]).astype(np.float32)
 
@@ -435,10 +437,10 @@ def masked_responses(returned: int) -> list[Trajectory]:
     for item in responses():
         lists = [[(token + more) % 100 for more in range(5)] for token in item.tokens.tolist()]
         whole = [ids if generated else [] for ids, generated in zip(lists, item.generated, strict=True)]
-        batch = batch_of([replace(item, routes=None, kept=KeptIds.from_lists(whole))], 0)
+        batch = batch_of([replace(item, columns={KEPT: Ragged.from_lists(whole)})], 0)
         logprobs = asyncio.run(MaskedTrainer().log_probs(batch, 0.7))
-        kept = KeptIds.from_lists([ids[: 1 + returned] for ids in whole])
-        made.append(replace(item, routes=None, kept=kept, logprobs=logprobs))
+        kept = Ragged.from_lists([ids[: 1 + returned] for ids in whole])
+        made.append(replace(item, columns={KEPT: kept}, logprobs=logprobs))
     return made
 
 
@@ -463,7 +465,7 @@ def test_a_fault_of_the_kept_ids_is_seen_before_the_first_step_and_during_genera
     asyncio.run(scene.alarm.score(faulty))
     assert asyncio.run(scene.alarm.compare(1))["logprob_diff_probe"] == pytest.approx(0, abs=1e-6)
     asyncio.run(scene.alarm.observe(1, distance(faulty, trainer)))
-    assert [batch.kept for batch in scene.passes] == [None] and scene.said == []
+    assert [KEPT in batch.fields for batch in scene.passes] == [False] and scene.said == []
 
 
 def distance(items: list[Trajectory], trainer: Any) -> float:
