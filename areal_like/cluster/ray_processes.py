@@ -55,7 +55,7 @@ def find_ray_processes() -> dict[Identity, str]:
 
 
 def _find_children(parent: int) -> dict[Identity, str]:
-    found = {}
+    found: dict[Identity, str] = {}
     for pid in children(parent):
         with suppress(OSError):  # ended meanwhile
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0--", 1)[0]

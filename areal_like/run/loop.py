@@ -222,8 +222,8 @@ async def _report(
     for count in (*parts.statistics, *(hook.statistics for hook in parts.hooks), *own):
         stats |= count()
     record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
-    for held in (step, *step.shares.values()):
-        await release(held.trajectories)
+    for trajectories in (step.trajectories, *(share.trajectories for share in step.shares.values())):
+        await release(trajectories)
 
 
 def _start_evaluation(
