@@ -259,6 +259,19 @@ def _pad(lengths: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
     return -(-lengths // alignment) * alignment
 
 
+def schedule_batch(
+    batch: Batch, section: MicroBatchConfig, *, dp: int, alignment: int, multiple: int = 1, inputs: Ints | None = None
+) -> tuple[Schedule, PrefixTrees | None]:
+    """Return the schedule of a batch, and its trees if prompts are shared; `inputs` are those of `packs`."""
+    limit = section.max_tokens_per_mb
+    _check(batch.lengths)
+    compared = batch if inputs is None else replace(batch, tokens=inputs)
+    trees = find_trees(compared, max_tokens=limit, alignment=alignment) if section.share_prompts else None
+    return make_schedule(
+        batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees
+    ), trees
+
+
 def packs(
     batch: Batch,
     section: MicroBatchConfig,
@@ -275,13 +288,8 @@ def packs(
 
     `inputs` `[tokens]` identify the model's inputs if tokens alone do not, for example with images.
     """
-    limit = section.max_tokens_per_mb
-    _check(batch.lengths)
-    compared = batch if inputs is None else replace(batch, tokens=inputs)
-    trees = find_trees(compared, max_tokens=limit, alignment=alignment) if section.share_prompts else None
-    share = make_schedule(batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees)[
-        dp_rank
-    ]
+    schedule, trees = schedule_batch(batch, section, dp=dp, alignment=alignment, multiple=multiple, inputs=inputs)
+    share = schedule[dp_rank]
 
     @cache
     def pack_one(i: int) -> MicroBatch:

@@ -1,0 +1,87 @@
+"""The settings of a replay: those of the run, with the user's changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from areal_like.capabilities.replay.reader import RecordedRun
+from areal_like.capabilities.replay.step_file import StepFile
+from areal_like.checkpoint.state import program_version
+from areal_like.config.keys import is_below
+from areal_like.config.load import load
+from areal_like.config.findings import ConfigError
+from areal_like.errors import CheckpointError
+from areal_like.job import Job
+from areal_like.preflight import preflight
+from areal_like.preflight.machine import CONFIG_FILE
+from areal_like.preflight.resume import MAY_CHANGE
+
+_ELSEWHERE = ("recover.mode=off", "recover.replay=false", "stats_logger.console=false")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Overrides of a replay: those that change how a step is computed, and those that change what it trains."""
+
+    layout: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
+
+
+def sort_overrides(overrides: Sequence[str]) -> Changes:
+    """Return overrides by what they change: keys that may change within a run do not change its training."""
+    layout = [text for text in overrides if any(is_below([text.partition("=")[0]], key) for key in MAY_CHANGE)]
+    return Changes(tuple(layout), tuple(text for text in overrides if text not in layout))
+
+
+def read_config(run: RecordedRun) -> Mapping[str, Any]:
+    """Return the run's configuration. Raises CheckpointError if it is missing or damaged."""
+    path = run.path / CONFIG_FILE
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a mapping")
+        return values
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. Restore it from a backup") from error
+
+
+def make_job(run: RecordedRun, overrides: Sequence[str], scratch: Path, total_steps: int) -> Job:
+    """Return the run's job with overrides; its directory is `scratch`. Raises ConfigError with all findings."""
+    read_config(run)
+    place = f"cluster.fileroot={scratch}"
+    loaded = load(run.path / CONFIG_FILE, [*overrides, *_ELSEWHERE, place])
+    checked = preflight(loaded, dry_run=True)
+    if checked.job is None:
+        raise ConfigError(checked.findings)
+    job = replace(checked.job, steps=total_steps)
+    return replace(job, adapters=[replace(part, steps=total_steps) for part in job.adapters])
+
+
+def compare_settings(steps: Sequence[StepFile], job: Job) -> list[str]:
+    """Return warnings about recorded steps that this code, layout or device cannot compute to the same bits."""
+    said = []
+    layouts = {role: job.plan.engine(role).text for role in job.config.roles}
+    for name, own in (("program", program_version()), ("layouts", layouts), ("device", job.device)):
+        others = {json.dumps(step.about[name]): step.step for step in steps if step.about[name] != own}
+        said += [_warning(name, json.loads(other), own, step) for other, step in others.items()]
+    return said
+
+
+def _warning(name: str, recorded: Any, own: Any, step: int) -> str:
+    words = {
+        "program": f"step {step} was trained by version {recorded} of areal-like, and this is {own}. Install {recorded} "
+        "for equal bits",
+        "layouts": f"step {step} was trained as {_text(recorded)}, and is replayed as {_text(own)}",
+        "device": f"step {step} was trained on {recorded}, and is replayed on {own}",
+    }
+    return words[name]
+
+
+def _text(layouts: Any) -> str:
+    return ", ".join(f"{role} {text}" for role, text in layouts.items())
