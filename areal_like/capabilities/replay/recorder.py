@@ -13,6 +13,7 @@ from areal_like.capabilities.replay.arrays import Arrays, to_arrays
 from areal_like.capabilities.replay.checkpoint_files import note_checkpoints
 from areal_like.capabilities.replay.digests import digest
 from areal_like.capabilities.replay.rank import describe_state
+from areal_like.capabilities.replay.schema import ReplayKeys
 from areal_like.capabilities.replay.step_file import (
     FOLDER,
     INPUTS,
@@ -23,11 +24,13 @@ from areal_like.capabilities.replay.step_file import (
     state_arrays,
     write_step,
 )
-from areal_like.capability import Hook, Share, Started, TrainingStep
+from areal_like.capability import Started
 from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.state import program_version
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.config.keys import with_keys
+from areal_like.hooks import Hook, Share, TrainingStep
 from areal_like.job import Job
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of, schedule_batch
@@ -72,6 +75,12 @@ class Recorder(Hook):
         with self._started.record.phase(PHASE):
             if self._writing is not None:
                 await self._writing
+
+
+def make_recorder(started: Started) -> Recorder | None:
+    """Return the recorder of a run, None without `recover.replay`."""
+    recover = with_keys(started.job.config.recover, ReplayKeys)
+    return Recorder(started, recover.replay_keep) if recover.replay and recover.mode != "off" else None
 
 
 async def measure(trainers: Mapping[Any, Any]) -> tuple[dict[str, list[Any]], dict[str, list[int]]]:

@@ -21,11 +21,11 @@ from areal_like.capabilities.replay.checkpoint_files import check_checkpoint
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.recorder import describe_step, measure
 from areal_like.capabilities.replay.step_file import StepFile, state_arrays
-from areal_like.capability import Share, TrainingStep
 from areal_like.checkpoint.store import Checkpoint, checkpoints, read
 from areal_like.cluster.run import run_cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.errors import CheckpointError
+from areal_like.hooks import Share, TrainingStep
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record

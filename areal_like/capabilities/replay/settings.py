@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from areal_like.capabilities.replay.step_file import StepFile
 from areal_like.checkpoint.state import program_version
 from areal_like.config.keys import is_below
 from areal_like.config.load import load
+from areal_like.config.schema import RunConfig
 from areal_like.config.findings import ConfigError
 from areal_like.errors import CheckpointError
 from areal_like.job import Job
@@ -25,18 +26,15 @@ from areal_like.preflight.resume import MAY_CHANGE
 _ELSEWHERE = ("recover.mode=off", "recover.replay=false", "stats_logger.console=false")
 
 
-@dataclass(frozen=True)
-class Changes:
-    """Overrides of a replay: those that change how a step is computed, and those that change what it trains."""
-
-    layout: tuple[str, ...] = ()
-    training: tuple[str, ...] = ()
+def may_change(override: str) -> bool:
+    """Return whether an override changes a key that may change within a run: it does not change what is trained."""
+    key = override.partition("=")[0]
+    return any(is_below([key], allowed) for allowed in MAY_CHANGE)
 
 
-def sort_overrides(overrides: Sequence[str]) -> Changes:
-    """Return overrides by what they change: keys that may change within a run do not change its training."""
-    layout = [text for text in overrides if any(is_below([text.partition("=")[0]], key) for key in MAY_CHANGE)]
-    return Changes(tuple(layout), tuple(text for text in overrides if text not in layout))
+def is_in_place(config: RunConfig) -> bool:
+    """Return whether requests continue in place when weights are updated, with keys and values of older weights."""
+    return config.weight_update.requests == "in_place"
 
 
 def read_config(run: RecordedRun) -> Mapping[str, Any]:
@@ -61,6 +59,12 @@ def make_job(run: RecordedRun, overrides: Sequence[str], scratch: Path, total_st
         raise ConfigError(checked.findings)
     job = replace(checked.job, steps=total_steps)
     return replace(job, adapters=[replace(part, steps=total_steps) for part in job.adapters])
+
+
+def same_layout(steps: Sequence[StepFile], job: Job) -> bool:
+    """Return whether steps were trained in the job's layout, on its device."""
+    layouts = {role: job.plan.engine(role).text for role in job.config.roles}
+    return all(step.about["layouts"] == layouts and step.about["device"] == job.device for step in steps)
 
 
 def compare_settings(steps: Sequence[StepFile], job: Job) -> list[str]:

@@ -17,7 +17,8 @@ from areal_like.capabilities.replay.rank import name_weights
 from areal_like.capabilities.replay.reader import RecordedRun, open_run
 from areal_like.capabilities.replay.recorder import measure
 from areal_like.capabilities.replay.replayer import Keep, Place, Replay, find_place, replay_to, started
-from areal_like.capabilities.replay.settings import compare_settings, make_job, read_config
+from areal_like.capabilities.replay.log_prob_check import LogProbCheck
+from areal_like.capabilities.replay.settings import compare_settings, is_in_place, make_job, may_change, read_config, same_layout
 from areal_like.capabilities.replay.step_file import StepFile
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import Checkpoint
@@ -41,14 +42,27 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """A request to replay the steps from `first` to `last`, with overrides of the layout."""
+class Asked:
+    """A request to replay the steps from `first` to `last`.
+
+    `layout` are overrides that do not change what a step trains, `changes` those that do.
+    """
 
     run: RecordedRun
     first: int
     last: int
-    layout: Sequence[str] = ()
-    say: Callable[[str], None] = lambda text: None
+    layout: Sequence[str]
+    changes: Sequence[str]
+    say: Callable[[str], None]
+
+
+def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callable[[str], None]) -> Asked:
+    """Return a request. Raises CheckpointError if the run does not have the steps."""
+    run = open_run(path)
+    for number in (first, last):
+        run.step(number)
+    layout = [text for text in overrides if may_change(text)]
+    return Asked(run, first, last, layout, [text for text in overrides if text not in layout], say)
 
 
 def audit(path: Path) -> Verdict:
@@ -61,25 +75,30 @@ def audit(path: Path) -> Verdict:
     return Verdict(text, not faults, ("fault",), [(fault,) for fault in faults])
 
 
-async def verify(steps: Steps) -> Verdict:
-    """Compute steps again and compare them with the record."""
-    run = steps.run
-    place = find_place(run, steps.first)
-    between = [run.step(number).file for number in range(place.version + 1, steps.last + 1)]
-    faults = list(audit_run(run, read_config(run), [each.step for each in between]))
+async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
+    """Compute steps again and compare them with the record, with `log_probs` also every token's."""
+    run, config = asked.run, read_config(asked.run)
+    place = find_place(run, asked.first)
+    between = [run.step(number).file for number in range(place.version + 1, asked.last + 1)]
+    faults = list(audit_run(run, config, [each.step for each in between]))
     with _scratch(run) as scratch:
-        job = make_job(run, steps.layout, scratch, int(between[-1].about["total_steps"]))
+        job = make_job(run, asked.layout, scratch, int(between[-1].about["total_steps"]))
         warnings = compare_settings(between, job)
-        bounds = _bounds(job, len(between)) if warnings or steps.layout else EXACT
-        steps.say(f"replaying steps {place.version + 1} to {steps.last} from {place}")
+        bounds = _bounds(job, len(between)) if asked.layout or not same_layout(between, job) else EXACT
+        asked.say(f"replaying steps {place.version + 1} to {asked.last} from {place}")
         found: list[tuple[int, list[Quantity]]] = []
+        staleness, in_place = int(config["rollout"]["max_head_offpolicyness"]), is_in_place(job.config)
+        check = LogProbCheck(run, asked.first, asked.last, staleness, in_place)
         async with started(job, run, place, scratch) as replay:
             if bounds.exact:
                 await _check_loaded(replay, run, place)
-            async for recorded, other in replay_to(replay, run, steps.last):
-                found.append((recorded.step, compare(recorded, other, bounds)))
-                steps.say(f"step {recorded.step}: {_agreement(found[-1][1], bounds)}")
-    return _verdict(found, place, bounds, warnings, faults)
+            while replay.version < asked.last:
+                if log_probs:
+                    await check.measure(replay)
+                recorded = run.step(replay.version + 1).file
+                found.append((recorded.step, compare(recorded, await replay.step(recorded), bounds)))
+                asked.say(f"step {recorded.step}: {_agreement(found[-1][1], bounds)}")
+    return _verdict(found, place, bounds, warnings, [*faults, *check.faults()])
 
 
 def _bounds(job: Job, steps: int) -> Bounds:
@@ -138,23 +157,23 @@ async def _check_loaded(replay: Replay, run: RecordedRun, place: Place) -> None:
                         )
 
 
-async def counterfactual(steps: Steps, changes: Sequence[str], max_staleness: int | None) -> Verdict:
+async def counterfactual(asked: Asked, max_staleness: int | None) -> Verdict:
     """Train recorded steps with other settings; report where the two runs part."""
-    run = steps.run
-    place = find_place(run, steps.first)
-    total = int(run.step(steps.last).file.about["total_steps"])
+    run, changes = asked.run, asked.changes
+    place = find_place(run, asked.first)
+    total = int(run.step(asked.last).file.about["total_steps"])
     with _scratch(run) as scratch:
-        base = make_job(run, steps.layout, scratch, total)
-        other = make_job(run, [*steps.layout, *changes], scratch, total)
-        steps.say(f"training steps {steps.first} to {steps.last} as the run did, from {place}")
+        base = make_job(run, asked.layout, scratch, total)
+        other = make_job(run, [*asked.layout, *changes], scratch, total)
+        asked.say(f"training steps {asked.first} to {asked.last} as the run did, from {place}")
         async with started(base, run, place, scratch) as replay:
-            async for _ in replay_to(replay, run, steps.first - 1):
+            async for _ in replay_to(replay, run, asked.first - 1):
                 pass
             start = await _save(replay, scratch / "start")
-            ours = [each async for each in _train(replay, run, steps.last)]
-        steps.say(f"training them with {' '.join(changes) or f'samples up to {max_staleness} versions old'}")
+            ours = [each async for each in _train(replay, run, asked.last)]
+        asked.say(f"training them with {' '.join(changes) or f'samples up to {max_staleness} versions old'}")
         async with started(other, run, start, scratch) as replay:
-            theirs = [each async for each in _train(replay, run, steps.last, _younger(max_staleness))]
+            theirs = [each async for each in _train(replay, run, asked.last, _younger(max_staleness))]
     return _parting(ours, theirs)
 
 
