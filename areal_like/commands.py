@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
+from areal_like.registry import find_modules
+
 if TYPE_CHECKING:
     from areal_like.metrics.samples import Sample
 
@@ -390,3 +392,8 @@ def explain_code(
         typer.echo(find(code, explanations()))
     except UnknownCode as error:
         raise typer.BadParameter(str(error), param_hint="CODE") from error
+
+
+for _, module in find_modules("commands"):
+    for name, function in module.COMMANDS.items():
+        app.command(name)(function)

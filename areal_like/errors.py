@@ -76,10 +76,6 @@ class LogprobMismatch(RunError):
         )
 
 
-class LogprobDrift(RunError):
-    """Trainer and servers have computed different log-probs for several steps; the message names the likely cause."""
-
-
 class RewardsMissing(RunError):
     """No response could be judged, or scored by the teacher."""
 

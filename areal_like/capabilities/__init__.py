@@ -1,0 +1,1 @@
+"""Capabilities: folders that can each be deleted; see docs/capability.md."""

@@ -56,6 +56,13 @@ def all_keys(section: type[Section] = RunConfig, prefix: str = "") -> Iterator[s
             yield from all_keys(inner, f"{prefix}{name}.")
 
 
+def with_keys[S: Section](section: Section, keys: type[S]) -> S:
+    """Return a section as one with the keys that a capability adds to it (KEYS of its `schema.py`)."""
+    if not isinstance(section, keys):
+        raise TypeError(f"{type(section).__name__} has no keys of {keys.__name__}: name it in KEYS")
+    return section
+
+
 def takes_text(annotation: Any) -> bool:
     """Return whether a value of this type is text as it stands, whatever it looks like in YAML."""
     return all(

@@ -1,7 +1,10 @@
 """Checks of the keys and types of a configuration, reported in terms of its keys."""
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -92,6 +95,10 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
         return finding("CONFIG-REPLACED-KEY", key, f"this key was replaced by {new}", help)
     if key in _REMOVED:
         return finding("CONFIG-REMOVED-KEY", key, f"this key was removed: {_REMOVED[key]}", f"remove {key}")
+    if capability := _owners().get(key):
+        folder = f"areal_like/capabilities/{capability}"
+        message, help = f"this key belongs to {folder}, which is not there", f"remove {key}, or restore {folder}"
+        return finding("CONFIG-REMOVED-KEY", key, message, help)
     if dotted:
         section, _, leaf = key.rpartition(".")
         code, message = "CONFIG-DOTTED-KEY", "keys in a file must be nested, not dotted"
@@ -99,6 +106,13 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
         return finding(code, key, message, known[0], nearest=[known[1]] if known[1] else ())
     return finding(code, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
+
+
+@cache
+def _owners() -> dict[str, str]:
+    """Return the capability of each key that one adds, also of capabilities that were deleted."""
+    keys = tomllib.loads(Path(__file__).with_name("capability_keys.toml").read_text())
+    return {key: name for name, own in keys.items() for key in own["keys"]}
 
 
 def _siblings(key: str) -> Iterator[str]:

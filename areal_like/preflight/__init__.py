@@ -6,28 +6,26 @@ nothing.
 Within a round all checks are made, so that the first finding never hides the rest.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allocation.diagnostics import Finding, has_errors
+from areal_like.capability import Known
 from areal_like.config.load import LoadedConfig
 from areal_like.job import Job
+from areal_like.preflight.checks import run_checks
 from areal_like.preflight.data import Prompts, image_share
-from areal_like.preflight.host_memory import check_host_memory
 from areal_like.preflight.layout import find_plan
-from areal_like.preflight.machine import check_machine, device_of
+from areal_like.preflight.machine import device_of
 from areal_like.preflight.model import find_model
-from areal_like.preflight.options import check_options
 from areal_like.preflight.overrides import try_overrides
 from areal_like.preflight.policies import PolicyView, PolicyViews
-from areal_like.preflight.resume import check_resume, find_layouts
-from areal_like.preflight.roles import check_roles, find_role_models
-from areal_like.preflight.router_replay import check_router_replay, find_routes
-from areal_like.preflight.several_adapters import check_several_adapters
-from areal_like.preflight.sharing import check_sharing, describe_sharing
-from areal_like.preflight.teacher import check_teacher
+from areal_like.preflight.resume import find_layouts
+from areal_like.preflight.roles import find_role_models
+from areal_like.preflight.router_replay import find_routes
+from areal_like.preflight.sharing import describe_sharing
 from areal_like.preflight.unnamed import name_unfinished
 from areal_like.preflight.view import view_roles
-from areal_like.preflight.workflow import check_workflow
 
 
 @dataclass(frozen=True)
@@ -51,32 +49,27 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     config = name_unfinished(loaded)
     device = device_of(config.device)
     spec, tokenizer, of_model = find_model(config)
-    role_specs, of_roles = find_role_models(config, spec, tokenizer)
+    models, of_roles = find_role_models(config, spec, tokenizer)
     policies = PolicyViews.find(config, tokenizer)
-    train = policies.trained
-    images = image_share(train, tokenizer)
-    plan, of_layout = find_plan(config, spec, role_specs, images)
-    layouts, of_restarts = find_layouts(config, {**role_specs, "actor": spec}, plan, images)
-    algorithm = policies.each[0].algorithm
-    views = tuple(view_roles(config, role_specs, plan, device))
-    findings = [
-        *loaded.warnings,
-        *policies.findings(),
-        *of_model,
-        *of_roles,
-        *of_layout,
-        *of_restarts,
-        *check_machine(config, device, plan, dry_run=dry_run),
+    images = image_share(policies.trained, tokenizer)
+    plan, of_layout = find_plan(config, spec, models, images)
+    layouts, of_restarts = find_layouts(config, models, plan, images)
+    known = Known(
+        config=config,
+        device=device,
+        plan=plan,
+        models=models,
+        tokenizer=tokenizer,
+        algorithms={view.name: view.algorithm for view in policies.each},
+        prompts={view.name: view.trained for view in policies.each},
+        steps=policies.steps,
+        dry_run=dry_run,
+    )
+    views = tuple(view_roles(config, models, plan, device=device))
+    findings = [*loaded.warnings, *policies.findings(), *of_model, *of_roles, *of_layout, *of_restarts]
+    findings += [
         *policies.check(spec, tokenizer, plan),
-        *check_several_adapters(config, [each.algorithm for each in policies.each]),
-        *check_teacher(config, algorithm, tokenizer, train, plan, spec),
-        *check_options(config, device, spec, plan),
-        *check_roles(views),
-        *check_router_replay(config, spec, plan),
-        *check_sharing(config, device, plan),
-        *check_host_memory(config, device, plan, {**role_specs, "actor": spec}),
-        *check_workflow(config, dry_run=dry_run),
-        *check_resume(config, train, plan, policies.steps),
+        *run_checks(known, views),
         *policies.check_unused(device, plan),
     ]
     if config.adapters:  # which have checks of what they share in common
@@ -84,16 +77,24 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
     if plan is not None and not has_errors(findings):
         findings += try_overrides(views)
     located = tuple(map(loaded.origins.locate, findings))
-    if plan is None or algorithm is None or tokenizer is None or has_errors(findings):
+    if has_errors(findings):
         return Preflight(located, None)
-    models = {role: found for role, found in role_specs.items() if found is not None}
-    sharing = describe_sharing(config, plan, role_specs, images) if device == "cuda" else None
-    decided = (policies.steps, located, sharing, models, *find_routes(config, spec, plan))
-    job = Job(config, device, plan, algorithm, tokenizer, train, _name_evaluations(policies.each[0].prompts), *decided)
-    if config.adapters:
-        job = replace(job, adapters=[_of_adapter(job, view) for view in policies.each])
-    others = [replace(job, config=changed, plan=other) for changed, other in layouts]
-    return Preflight(located, replace(job, layouts=others))
+    sharing = describe_sharing(config, plan, models, images) if plan and device == "cuda" else None
+    job = _make_job(known, policies, located, sharing)
+    others = [replace(job, config=changed, plan=other) for changed, other in layouts] if job else ()
+    return Preflight(located, job and replace(job, layouts=others))
+
+
+def _make_job(known: Known, policies: PolicyViews, findings: Sequence[Finding], sharing: str | None) -> Job | None:
+    """Return the run, None where a part of it is missing."""
+    config, plan, tokenizer, first = known.config, known.plan, known.tokenizer, policies.each[0]
+    if plan is None or tokenizer is None or first.algorithm is None:
+        return None
+    models = {role: spec for role, spec in known.models.items() if spec is not None}
+    decided = (known.steps, findings, sharing, models, *find_routes(config, known.model, plan))
+    evaluated = _name_evaluations(first.prompts)
+    job = Job(config, known.device, plan, first.algorithm, tokenizer, policies.trained, evaluated, *decided)
+    return replace(job, adapters=[_of_adapter(job, view) for view in policies.each]) if config.adapters else job
 
 
 def _of_adapter(job: Job, view: PolicyView) -> Job:

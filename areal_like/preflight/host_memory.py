@@ -78,7 +78,7 @@ def host_items(
     config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
 ) -> list[HostItem]:
     """Return the uses of memory on the node that needs the most; nodes have `total` bytes."""
-    views = {view.role: view for view in view_roles(config, models, plan, device)}
+    views = {view.role: view for view in view_roles(config, models, plan, device=device)}
     nodes: dict[int, list[HostItem]] = {}
     for engine in plan.engines:
         item = _engine_item(config, device, engine, views, models["actor"], total)

@@ -65,7 +65,9 @@ def find_plan(
     if findings := list(_fields(config)):
         return None, findings
     models: Models = {**(role_models or dict.fromkeys(config.further_roles, model)), "actor": model}
-    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models, image_share=image_share)}
+    views: dict[str, RoleView] = {
+        view.role: view for view in view_roles(config, models, image_share=image_share, device=device_of(config.device))
+    }
     actor, memory = views["actor"], memory_settings(config, model)
     own = _collect_settings(config, views, memory)
     compile = partial(
@@ -104,7 +106,9 @@ def workloads(
     if (model := models["actor"]) is None:
         return {}
     memory = memory_settings(config, model) or MemorySettings()
-    views: dict[str, RoleView] = {view.role: view for view in view_roles(config, models, image_share=image_share)}
+    views: dict[str, RoleView] = {
+        view.role: view for view in view_roles(config, models, image_share=image_share, device=device_of(config.device))
+    }
     own = _collect_settings(config, views, memory)
     actor = Workload(model, megatron_settings(views["actor"].engine), memory, views["actor"].batch)
     known = {role: (it, it.model) for role, it in own.items() if it.model is not None}

@@ -7,7 +7,6 @@ from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
 from allocation.settings import BatchSpec
 from areal_like.config.schema import EngineConfig, InitModelConfig, RunConfig, TrainerRole
-from areal_like.preflight.machine import device_of
 from areal_like.types import Device
 
 Models = Mapping[TrainerRole, ModelSpec | None]
@@ -68,11 +67,11 @@ def view_roles(
     config: RunConfig,
     models: Models | None = None,
     plan: Plan | None = None,
-    device: Device | None = None,
     image_share: float = 0.0,
+    *,
+    device: Device,
 ) -> Iterator[RoleView]:
     """Yield a view of each role on trainer ranks, the actor first."""
-    device = device or device_of(config.device)
     for role, engine in config.roles.items():
         layout = plan.engine(role) if plan else None
         yield RoleView(config, role, engine, device, (models or {}).get(role), layout, image_share)

@@ -1,7 +1,7 @@
 """Builds the parts of a run with several adapters from those of a run with each of them alone."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from areal_like.checkpoint.state import RunState
 from areal_like.config.schema import evaluation_name
@@ -9,7 +9,6 @@ from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
 from areal_like.run.collecting import evaluation_sets, make_collector
-from areal_like.run.drift import DriftAlarm
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Collectors, Policy, state_of
@@ -25,27 +24,13 @@ def make_adapter_parts(
     sync: WeightSync,
     scoring: Mapping[str, tuple[Rewards, Workflows]],
     tasks: asyncio.TaskGroup,
-    make_alarm: Callable[[Job, Trainer], DriftAlarm | None],
 ) -> Parts:
-    """Return the parts of a run; its adapters have trainers and scoring by name, alarms, and share the rest."""
+    """Return the parts of a run; its adapters have trainers and scoring by name, and share the rest."""
     collectors, policies, sets = dict[str, Collector](), dict[str, Policy](), dict[str, EvaluationSet]()
-    alarms: dict[str, DriftAlarm] = {}
     for (name, trainer), own in zip(trainers.items(), job.adapters, strict=True):
         rewards, workflows = scoring[name]
         place = state_of(state, list(trainers), name)
         collectors[name] = make_collector(own, place, workflows, tasks)
         policies[name] = Policy(name, own.config, own.algorithm, trainer, rewards, workflows.counts)
-        if (alarm := make_alarm(own, trainer)) is not None:
-            alarms[name] = alarm
         sets |= {evaluation_name(name, key): part for key, part in evaluation_sets(own, workflows).items()}
-    evaluator, first = Evaluator(job.config.evaluator, sets), next(iter(policies.values()))
-    return Parts(
-        first.algorithm,
-        first.trainer,
-        sync,
-        Collectors(collectors),
-        evaluator,
-        first.rewards,
-        policies=policies,
-        alarms=alarms,
-    )
+    return Parts(policies, sync, Collectors(collectors), Evaluator(job.config.evaluator, sets))

@@ -14,6 +14,7 @@ from areal_like.run.attempts import Run, train_on
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.file_sharing import find_sharing
 from areal_like.run.model_files import model_directories, scored_models
+from areal_like.run.ready import Serving, Trainers
 from areal_like.run.recording import make_record, recording
 from areal_like.run.scoring import make_scoring
 from areal_like.run.serving import (
@@ -28,7 +29,6 @@ from areal_like.run.serving import (
 from areal_like.run.start import make_supervisor, start_scorer
 from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
-from areal_like.run.training import Serving, Trainers
 from areal_like.runtime.watchdog import watch_loop
 from areal_like.workflows.make import user_processes
 

@@ -15,11 +15,12 @@ from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory
 from areal_like.run.lost_nodes import find_layout, find_lost_devices, map_devices, regain, trainer_devices
+from areal_like.run.ready import Serving, Trainers
 from areal_like.run.recording import open_sinks
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
 from areal_like.run.stopping import Stop
 from areal_like.run.trainer_restarts import Attempt, train_to_the_end
-from areal_like.run.training import Serving, Trainers, train
+from areal_like.run.training import train
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,10 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
 
 from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import CurriculumConfig, RunConfig, TrainerRole
+from areal_like.config.schema import CurriculumConfig
 from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.job import Job
@@ -17,7 +14,7 @@ from areal_like.rollout.teacher import Teacher
 from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream, spare_groups
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts
-from areal_like.run.moving_teacher import MovingTeacher
+from areal_like.run.policies import Policy
 from areal_like.run.prompt_results import PromptResults
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync
@@ -38,18 +35,9 @@ def make_parts(
     """Return the parts that every run has; prompts come from the stream of `results`, if there are any."""
     collector = make_collector(job, state, workflows, tasks, teacher, results)
     evaluator = Evaluator(job.config.evaluator, evaluation_sets(job, workflows))
-    parts = Parts(job.algorithm, trainer, sync, collector, evaluator, rewards, results=results)
-    return replace(parts, teacher=teacher.statistics) if teacher else parts
-
-
-def make_moving_teacher(
-    config: RunConfig, teacher: Teacher | None, trainers: Mapping[TrainerRole, Trainer], directory: Path
-) -> MovingTeacher | None:
-    """Return what updates the teacher, None if it is fixed, or is the policy itself."""
-    section = config.teacher
-    if teacher is None or section is None or not section.is_served or section.update_every_steps is None:
-        return None
-    return MovingTeacher(config, section.update_every_steps, teacher, trainers[section.follows], directory)
+    policy = Policy("", job.config, job.algorithm, trainer, rewards, workflows.counts)
+    statistics = [each.statistics for each in (teacher, results) if each]
+    return Parts({"": policy}, sync, collector, evaluator, statistics=statistics, results=results)
 
 
 def make_results(job: Job, version: int, journal: Journal | None) -> PromptResults | None:

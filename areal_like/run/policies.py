@@ -22,15 +22,20 @@ from areal_like.types import Prompt, Trajectory
 
 @dataclass(eq=False)
 class Policy:
-    """One of several adapters: its settings, its trainer, and the rewards of its responses."""
+    """The run's policy, without a name, or one of several adapters: its settings, its trainer, and its rewards."""
 
     name: str
     config: RunConfig
     algorithm: Algorithm
     trainer: Trainer
     rewards: Rewards
-    episodes: Callable[[], Mapping[str, float]]
+    episodes: Callable[[], Mapping[str, float]] = dict  # episodes of a workflow by outcome, since the last call
     _missing: int = field(default=0, init=False)  # batches in a row without a reward
+
+    def statistics(self) -> dict[str, float]:
+        """Return statistics of rewards and episodes since the last call, of an adapter by `NAME/`."""
+        prefix = f"{self.name}/" if self.name else ""
+        return {prefix + tag: value for tag, value in {**self.episodes(), **self.rewards.statistics()}.items()}
 
     def note_missing(self, responses: int, *, missing: bool, step: int) -> None:
         """Note whether a batch had no reward; raise RewardsMissing after too many (`reward.max_missing_batches`)."""
@@ -125,23 +130,21 @@ def _renumber(workflow: Workflow, place: int, adapters: int) -> Workflow:
     return run
 
 
-def split(trajectories: Sequence[Trajectory], policies: Mapping[str, Policy]) -> dict[str, list[Trajectory]]:
-    """Return the trajectories of each adapter."""
+def split(trajectories: list[Trajectory], policies: Mapping[str, Policy]) -> dict[str, list[Trajectory]]:
+    """Return the trajectories of each policy: of an only one the list itself, so that `release` frees them."""
+    if "" in policies:
+        return {"": trajectories}
     found: dict[str, list[Trajectory]] = {name: [] for name in policies}
-    for trajectory in trajectories if policies else ():
+    for trajectory in trajectories:
         found[list(found)[trajectory.group_id % len(found)]].append(trajectory)
     return found
 
 
-def describe_batch(
-    trajectories: Sequence[Trajectory], policies: Mapping[str, Policy], version: int
-) -> dict[str, float]:
-    """Return the statistics of a batch, and by `NAME/` those of each adapter, with its rewards and its episodes."""
+def describe_batch(trajectories: list[Trajectory], policies: Mapping[str, Policy], version: int) -> dict[str, float]:
+    """Return the statistics of a batch, and by `NAME/` those of each of several adapters."""
     found = describe(trajectories, version)
-    for name, own in split(trajectories, policies).items():
-        policy = policies[name]
-        described = describe(own, version) | policy.rewards.statistics() | dict(policy.episodes())
-        found |= {f"{name}/{tag}": value for tag, value in described.items()}
+    for name, own in split(trajectories, policies).items() if "" not in policies else ():
+        found |= {f"{name}/{tag}": value for tag, value in describe(own, version).items()}
     return found
 
 

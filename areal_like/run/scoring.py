@@ -3,22 +3,15 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.rewards.chat_judge import ChatJudge
 from areal_like.rewards.scoring import Judge, Rewards
 from areal_like.rollout.pool import ServerPool
+from areal_like.run.ready import Scoring
 from areal_like.runtime.processes import UserProcesses
 from areal_like.workflows.make import Workflows
-
-
-class Scoring(NamedTuple):
-    """Judges of responses, and the workflows that use them."""
-
-    rewards: Rewards
-    workflows: Workflows
 
 
 @asynccontextmanager

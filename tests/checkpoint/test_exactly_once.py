@@ -36,6 +36,7 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts, reinforce
+from areal_like.run.policies import Policy
 from areal_like.run.prompt_results import PromptResults
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
@@ -215,7 +216,8 @@ def parts(
     fake = cast(Any, fakes)
     recovery = opened.recovery(config, {"actor": fake})
     evaluator = Evaluator(config.evaluator, {})
-    return Parts(make_algorithm(config), fake, fake, collector, evaluator, fake, recovery=recovery, results=results)
+    policy = Policy("", config, make_algorithm(config), fake, fake)
+    return Parts({"": policy}, fake, collector, evaluator, recovery=recovery, results=results)
 
 
 def journal_of(run: Path) -> list[Step]:

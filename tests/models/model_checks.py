@@ -42,7 +42,7 @@ class ModelChecks:
         spec, tokenizer, of_model = find_model(config)
         specs, of_roles = find_role_models(config, spec, tokenizer)
         plan, of_layout = find_plan(config, spec, specs)
-        views = list(view_roles(config, specs, plan, device))
+        views = list(view_roles(config, specs, plan, device=device))
         found = [*of_model, *of_roles, *of_layout, *check_roles(views)]
         if plan is not None and not any(finding.severity == "error" for finding in found):
             with mock.patch.object(tried, "_answer", _answer):

@@ -21,7 +21,7 @@ from tolerance import assert_close
 from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig, RunConfig, TeacherConfig
+from areal_like.config.schema import InitModelConfig, TeacherConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import RunError
 from areal_like.rollout.sglang.http import session
@@ -30,7 +30,6 @@ from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.sglang.scoring import split_temperature
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.teacher import Teacher
-from areal_like.run.parts import make_moving_teacher
 from areal_like.types import FinishReason, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("distillation")
@@ -357,37 +356,22 @@ def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
     assert [body["logprob_start_len"] for body in bodies] == [3, 3]
 
 
-@pytest.mark.parametrize("follows", ["actor", "ref"])
-def test_a_moving_teacher_loads_the_weights_of_what_it_follows(tmp_path: Path, follows: str) -> None:
+def test_a_teacher_with_other_weights_does_not_score_from_its_cache(tmp_path: Path) -> None:
     asked: list[tuple[str, Any]] = []
 
     async def handler(request: web.Request) -> web.Response:
         asked.append((request.path, body := await request.json()))
         if request.path != "/generate":
-            assert Path(body["model_path"], "weights").is_file()
             return web.json_response({"success": True, "message": ""})
         return web.json_response({"meta_info": scored(body)})
 
-    class Actor:
-        async def save_hf(self, path: Path, *, phase: str) -> None:
-            path.mkdir()
-            (path / "weights").touch()
-
     async def run() -> None:
-        config = load_config(teacher={"path": "model", "update_every_steps": 3, "follows": follows})
-        async with server(handler) as url, Teacher(config.teacher, [url, url], "token") as teacher:  # type: ignore[arg-type]
-            moving = make_moving_teacher(config, teacher, {follows: Actor()}, tmp_path)  # type: ignore[dict-item]
-            assert moving and [step for step in range(1, 8) if moving.due(step)] == [3, 6]
+        config = TeacherConfig(path="model", update_every_steps=3)
+        async with server(handler) as url, Teacher(config, [url, url], "token") as teacher:
             await teacher.with_scores(workflow)(PROMPT, 0)
-            await moving.update()
+            await teacher.load(tmp_path, HUNG_S)
             await teacher.with_scores(workflow)(PROMPT, 1)
 
     asyncio.run(run())
     assert [path for path, _ in asked] == ["/generate", *["/update_weights_from_disk"] * 2, "/generate"]
     assert [asked[place][1]["extra_key"] for place in (0, 3)] == ["teacher 0", "teacher 1"]
-    assert not [*tmp_path.iterdir()]
-
-
-def load_config(**more: Any) -> RunConfig:
-    """The smallest run."""
-    return RunConfig.model_validate({"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {}, **more})

@@ -22,8 +22,10 @@ from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.config.load import load
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.data.stream import PromptStream
-from areal_like.run.loop import Parts, train_step
+from areal_like.hooks import Share
+from areal_like.run.policies import Policy
 from areal_like.run.prompt_results import PromptResults
+from areal_like.run.step import Models, train_step
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
@@ -113,26 +115,23 @@ def sampled(policy: Table, version: int, rng: np.random.Generator) -> list[list[
 def test_it_learns(name: str) -> None:
     config = load(CONFIG, [f"algorithm={name}", *OWN_CLIPS, *NEEDS.get(name, [])]).config
     rng, policy = np.random.default_rng(0), Table(WORDS)
-    unused: Any = None
-    tasks = [Prompt(task, [task]) for task in range(TASKS)]
+    algorithm, tasks = make_algorithm(config), [Prompt(task, [task]) for task in range(TASKS)]
     results = PromptResults(PromptStream(tasks, shuffle=False, seed=0), PromptValues(prompt_keys(tasks), 0.9))
-    parts = Parts(
-        make_algorithm(config),
-        cast(Any, policy),
-        *[unused] * 4,
+    learner = Policy("", config, algorithm, cast(Any, policy), cast(Any, None))
+    models = Models(
         reference=cast(Any, copy.deepcopy(policy)) if config.ref else None,
         critic=cast(Any, Table(1)) if config.critic else None,
-        results=results if "baselines" in make_algorithm(config).needs else None,
+        baselines=results.baselines if "baselines" in algorithm.needs else None,
     )
 
     async def train() -> float:
         older, rewards = sampled(policy, 0, rng), []
         for version in range(STEPS.get(name, 60)):
             newer = sampled(policy, version, rng)
-            keeps = parts.algorithm.keeps or (lambda group: True)
+            keeps = algorithm.keeps or (lambda group: True)
             trajectories = [item for group in older if keeps(group) for item in group]
             rewards.append(np.mean([item.reward for group in newer for item in group]))
-            await train_step(config, parts, trajectories, version, cast(Any, Silent()))
+            await train_step(learner, models, Share(trajectories), version, cast(Any, Silent()))
             results.describe(version + 1, sorted({item.group_id for item in trajectories}), trajectories)
             older = newer
         return float(np.mean(rewards[-5:]))

@@ -16,13 +16,16 @@ from running import CONFIG
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
+from areal_like.hooks import Hook
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.run import loop
+from areal_like.run import step as step_module
 from areal_like.run.batch_statistics import describe
 from areal_like.run.evaluation import EvaluationSet, Evaluator
-from areal_like.run.loop import Parts, mean, reinforce
+from areal_like.run.loop import Parts, reinforce
+from areal_like.run.policies import Policy
+from areal_like.run.step import Models, mean
 from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
@@ -129,16 +132,21 @@ class Follower:
 
 
 async def train(
-    stage: Stage, folder: Path, *overrides: str, steps: int = 3, held_out: HeldOut | None = None, **roles: Any
+    stage: Stage,
+    folder: Path,
+    *overrides: str,
+    steps: int = 3,
+    held_out: HeldOut | None = None,
+    hooks: Sequence[Hook] = (),
+    **roles: Any,
 ) -> Notes:
     """A run on a stage; what it evaluates, if anything, are two prompts."""
     config = load(CONFIG, [f"cluster.fileroot={folder}", *SETTINGS, *overrides]).config
     sets = {"valid_dataset": EvaluationSet([Prompt(0, [1, 2], "3")] * 2, held_out, 1)} if held_out else {}
     evaluator = Evaluator(config.evaluator, sets)
-    record, parts = (
-        Notes(folder),
-        Parts(make_algorithm(config), *[cast(Any, stage)] * 3, evaluator, cast(Any, stage), **roles),
-    )
+    policy = Policy("", config, make_algorithm(config), *[cast(Any, stage)] * 2)
+    record = Notes(folder)
+    parts = Parts({"": policy}, *[cast(Any, stage)] * 2, evaluator, models=Models(**roles), hooks=hooks)
     async with asyncio.timeout(HUNG_S):
         await reinforce(config, parts, steps, record)
     return record
@@ -307,7 +315,7 @@ def test_rounding_does_not(tmp_path: Path, drift: float, dtype: str) -> None:
 
 def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Building waits for something that only the loop does."""
-    built, ticked = loop.policy_batches, threading.Event()
+    built, ticked = step_module.policy_batches, threading.Event()
 
     def build(*arguments):
         assert ticked.wait(HUNG_S)
@@ -317,7 +325,7 @@ def test_batches_are_built_while_the_event_loop_goes_on(tmp_path: Path, monkeypa
         asyncio.get_running_loop().call_later(0.1, ticked.set)
         await run_well(tmp_path)
 
-    monkeypatch.setattr(loop, "policy_batches", build)
+    monkeypatch.setattr(step_module, "policy_batches", build)
     asyncio.run(run())
 
 

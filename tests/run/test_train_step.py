@@ -13,8 +13,10 @@ from running import CONFIG
 from areal_like.algorithms.losses import decoupled_ppo, dpo, value_loss
 from areal_like.algorithms.presets import make_algorithm
 from areal_like.config.load import load
+from areal_like.hooks import Share
 from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.loop import Parts, train_step
+from areal_like.run.policies import Policy
+from areal_like.run.step import Models, train_step
 from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
 
 
@@ -66,15 +68,12 @@ class EpisodeContext:
             Trajectory(0, 7, tokens, logprobs, made, FinishReason.STOP, reward, sample=sample)
             for sample, reward in enumerate(rewards)
         ]
-        unused: Any = None
-        parts = Parts(
-            make_algorithm(config),
-            cast(Any, self.actor),
-            *[unused] * 4,
+        policy = Policy("", config, make_algorithm(config), cast(Any, self.actor), cast(Any, None))
+        models = Models(
             reference=cast(Any, self.reference) if config.ref else None,
             critic=cast(Any, self.critic) if config.critic else None,
         )
-        self.stats = asyncio.run(train_step(config, parts, group, 0, cast(Any, Silent())))
+        self.stats = asyncio.run(train_step(policy, models, Share(group), 0, cast(Any, Silent())))
 
 
 def test_the_proximal_policy_is_asked_from_the_second_mini_batch_on() -> None:

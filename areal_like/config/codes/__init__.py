@@ -1,9 +1,10 @@
-"""Explanations of the RUN- and CONFIG- codes, one file of them for each subject, and those of the compiler's rules."""
+"""Explanations of the RUN- and CONFIG- codes, one file for each subject and capability, and of the compiler's rules."""
 
 from pathlib import Path
 
 from allocation import codes
 from allocation.codes import Explanation
+from areal_like.registry import find_files
 
 SUBJECTS = {
     "configuration": "Keys and files",
@@ -18,13 +19,14 @@ SUBJECTS = {
 
 def by_subject() -> dict[str, dict[str, Explanation]]:
     """Return the explanations of RUN- and CONFIG- codes, by the subject's title and by code."""
-    folder = Path(__file__).parent
+    files = {title: Path(__file__).with_name(f"{name}.toml") for name, title in SUBJECTS.items()}
+    files |= {name.replace("_", " ").capitalize(): file for name, file in find_files("codes.toml")}
     return {
         title: {
             code: Explanation(code, **{name: text.strip() for name, text in entry.items()})
-            for code, entry in codes.read_entries(folder / f"{name}.toml").items()
+            for code, entry in codes.read_entries(file).items()
         }
-        for name, title in SUBJECTS.items()
+        for title, file in files.items()
     }
 
 

@@ -4,6 +4,7 @@ Names follow AReaL's published configuration where one exists. Every field state
 several fields lives in `preflight/`, so that all of its findings come together.
 """
 
+from areal_like.config.ignored import Ignored, Place
 from areal_like.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
 from areal_like.config.schema.adapters import AdapterConfig
 from areal_like.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
@@ -19,7 +20,6 @@ from areal_like.config.schema.data import (
     TrainDatasetConfig,
     ValidDatasetConfig,
 )
-from areal_like.config.schema.ignored import Ignored, Place
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.config.schema.mcp import McpServerConfig
 from areal_like.config.schema.outputs import (
@@ -46,7 +46,6 @@ from areal_like.config.schema.rollout import (
 )
 from areal_like.config.schema.run import SCORERS, RunConfig, evaluation_name
 from areal_like.config.schema.sandbox import CONTAINER_TOOLS, SandboxConfig
-from areal_like.config.schema.section import LEAST_TEMPERATURE, Section
 from areal_like.config.schema.teacher import TeacherConfig
 from areal_like.config.schema.trainer import (
     DType,
@@ -57,3 +56,4 @@ from areal_like.config.schema.trainer import (
     TrainerRole,
     WarmStartConfig,
 )
+from areal_like.config.section import LEAST_TEMPERATURE, Section

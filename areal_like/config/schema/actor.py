@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import Ignored, ignored_if, with_settings
-from areal_like.config.schema.section import Section
+from areal_like.config.ignored import Ignored, ignored_if, with_settings
+from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.trainer import EngineConfig, InitModelConfig, OptimizerConfig
+from areal_like.config.section import Section
 
 ALL_LINEAR = "all-linear"  # of actor.target_modules
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -74,6 +75,7 @@ class NormConfig(Section):
     """Maximum absolute normalised value; null: no limit."""
 
 
+@takes_keys("actor")
 class ActorConfig(EngineConfig):
     """The policy to train."""
 

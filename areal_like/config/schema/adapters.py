@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from areal_like.config.schema.section import Section
+from areal_like.config.section import Section
 
 _ALTERNATIVES = {"reward": ("type", "function", "parts")}  # of which a section has one
 

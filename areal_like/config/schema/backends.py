@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import CPU, Ignored, for_reference
-from areal_like.config.schema.section import PATH, Section
+from areal_like.config.ignored import CPU, Ignored, for_reference
+from areal_like.config.section import PATH, Section
 
 RecomputedModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
 PRECISIONS = (

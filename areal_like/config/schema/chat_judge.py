@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import PATH, TEMPERATURE, Section
+from areal_like.config.ignored import Ignored
+from areal_like.config.section import PATH, TEMPERATURE, Section
 
 _FIELD = Ignored("`score_field` is set", lambda at: at.section.score_field is not None, reads="score_field")
 _ELSEWHERE = Ignored("`url` is set", lambda at: at.section.url is not None, reads="url")

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from areal_like.config.ignored import Ignored
+from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.curriculum import CurriculumConfig
-from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import PATH, TEMPERATURE, Section
+from areal_like.config.section import PATH, TEMPERATURE, Section
 
 _SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
 
@@ -114,6 +115,7 @@ class MixtureConfig(SourceConfig):
     """Share of the prompts, relative to the other weights."""
 
 
+@takes_keys("train_dataset")
 class TrainDatasetConfig(DatasetConfig):
     """Training prompts."""
 

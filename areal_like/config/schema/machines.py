@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from areal_like.config.schema.ignored import ignored_if
-from areal_like.config.schema.section import PATH, Section
+from areal_like.config.ignored import ignored_if
+from areal_like.config.section import PATH, Section
 
 
 class ClusterConfig(Section):

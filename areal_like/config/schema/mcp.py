@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from areal_like.config.schema.section import Section
+from areal_like.config.section import Section
 
 
 class McpServerConfig(Section):

@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import Ignored, ignored_if
-from areal_like.config.schema.section import Section
+from areal_like.config.ignored import Ignored, ignored_if
+from areal_like.config.schema.added import takes_keys
+from areal_like.config.section import Section
 
 _TAKING_TURNS = Ignored(
     "trainer and servers are time-shared (`rollout.sharing: alternate`)",
@@ -13,6 +14,7 @@ _TAKING_TURNS = Ignored(
 )
 
 
+@takes_keys("saver")
 class SaverConfig(Section):
     """Hugging Face checkpoints; the last one is always written."""
 
@@ -55,6 +57,7 @@ class MLflowConfig(Section):
     """Experiment; null: the run's `experiment_name`."""
 
 
+@takes_keys("recover")
 class RecoverConfig(Section):
     """Checkpoints from which the same command resumes an interrupted run."""
 
@@ -88,6 +91,7 @@ class RecoverConfig(Section):
     hosts."""
 
 
+@takes_keys("stats_logger")
 class StatsLoggerConfig(Section):
     """Destinations of the metrics of each step."""
 

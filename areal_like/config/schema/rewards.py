@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.ignored import Ignored
+from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
-from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import PATH, Section
+from areal_like.config.section import PATH, Section
 
 _ONLY_MODELS = Ignored(
     "only models score; `reward.model.timeout_s` and `reward.judge.timeout_s` apply",
@@ -50,6 +51,7 @@ class RewardModelConfig(Section):
     """Maximum seconds to score one response; a slower one has no reward."""
 
 
+@takes_keys("reward")
 class RewardConfig(JudgeConfig):
     """Scoring of responses."""
 

@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.ignored import CPU, Ignored, ignored_if
 from areal_like.config.schema.backends import FSDPConfig, MegatronConfig
-from areal_like.config.schema.ignored import CPU, Ignored, ignored_if
-from areal_like.config.schema.section import PATH, Section
 from areal_like.config.schema.trainer import NOT_FSDP, NOT_MEGATRON, TEXTS, DType, MicroBatchConfig, OptimizerConfig
+from areal_like.config.section import PATH, Section
 
 _PLACED = Ignored(
     "`backend` is null or names GPUs with `@`",

@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeInt
 
-from areal_like.config.schema.ignored import Ignored, ignored_if
+from areal_like.config.ignored import Ignored, ignored_if
+from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.mcp import McpServerConfig
 from areal_like.config.schema.sandbox import SandboxConfig
-from areal_like.config.schema.section import LEAST_TEMPERATURE, PATH, Section
+from areal_like.config.section import LEAST_TEMPERATURE, PATH, Section
 
 SINGLE_TURN = "single_turn"  # the built-in workflow
 SERVER_RESERVE = 8  # positions of its context that SGLang does not give to a request (it needs 2 to 6)
@@ -40,6 +41,7 @@ _CPU_CACHE = Ignored(
 MOST_KEPT = 1024  # ids that a token may be sampled from, where not all: servers return them as JSON
 
 
+@takes_keys("gconfig")
 class GenerationConfig(Section):
     """Sampling of responses during training."""
 
@@ -82,6 +84,7 @@ def _ignorable(name: str) -> str:
     return name
 
 
+@takes_keys("episode")
 class EpisodeConfig(Section):
     """Limits of an episode of `workflow`."""
 
@@ -159,6 +162,7 @@ class BranchConfig(Section):
         return int(self.width ** len(self.after))
 
 
+@takes_keys("rollout")
 class RolloutConfig(Section):
     """Responses in flight, staleness, and limits of the servers."""
 
@@ -197,13 +201,8 @@ class RolloutConfig(Section):
     them again. `auto`: on for models with experts, where the trainer can replay."""
     max_logprob_diff: float | None = Field(None, gt=0)
     """Maximum mean difference between log-probs of trainer and servers for the same responses and weights. A larger one
-    ends the run before its first step; later it is a warning (see `drift_patience`). null: 0.001 in float32, 0.02 in
+    ends the run before its first step. null: 0.001 in float32, 0.02 in
     float16, 0.1 in bfloat16."""
-    drift_patience: Annotated[int, ignored_if("rollout.drift_probe_tokens", 0)] = Field(3, ge=1)
-    """Consecutive steps beyond `max_logprob_diff` that end the run with the likely cause."""
-    drift_probe_tokens: int = Field(2048, ge=0)
-    """Maximum tokens of responses that every server scores again, twice per step, and the trainer once per step (see
-    [drift](run.md#drift)); at least one response. 0: never."""
 
     @property
     def alternates(self) -> bool:
@@ -211,6 +210,7 @@ class RolloutConfig(Section):
         return self.sharing == "alternate"
 
 
+@takes_keys("sglang")
 class SGLangConfig(Section):
     """Settings of each SGLang server; device, data type and tensor parallel size come from the run."""
 
@@ -231,6 +231,7 @@ class SGLangConfig(Section):
     updates are refused."""
 
 
+@takes_keys("weight_update")
 class WeightUpdateConfig(Section):
     """Weight updates: how new weights reach the servers."""
 

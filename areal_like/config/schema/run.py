@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from areal_like.config.ignored import Ignored
 from areal_like.config.schema.actor import ActorConfig
 from areal_like.config.schema.adapters import Adapters
+from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.backends import MegatronConfig
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
-from areal_like.config.schema.ignored import Ignored
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.config.schema.outputs import RecoverConfig, SaverConfig, StatsLoggerConfig
 from areal_like.config.schema.rewards import RewardConfig, RewardModelConfig
@@ -26,9 +27,9 @@ from areal_like.config.schema.rollout import (
     SGLangConfig,
     WeightUpdateConfig,
 )
-from areal_like.config.schema.section import NAME, PATH, Section
 from areal_like.config.schema.teacher import TeacherConfig
 from areal_like.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole, WarmStartConfig
+from areal_like.config.section import NAME, PATH, Section
 
 SCORERS = {
     "reward": "reward.model",
@@ -38,6 +39,7 @@ SCORERS = {
 _NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at: not at.run.workflows)
 
 
+@takes_keys("")
 class RunConfig(Section):
     """One run of asynchronous reinforcement learning."""
 

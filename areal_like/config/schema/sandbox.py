@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import Section
+from areal_like.config.ignored import Ignored
+from areal_like.config.section import Section
 
 CONTAINER_TOOLS = ("docker", "podman")
 _NO_CONTAINER = Ignored("`episode.sandbox.backend` has no images", lambda at: at.section.backend not in CONTAINER_TOOLS)

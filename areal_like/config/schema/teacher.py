@@ -4,8 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.schema.ignored import Ignored
-from areal_like.config.schema.section import PATH, Section
+from areal_like.config.ignored import Ignored
+from areal_like.config.schema.added import takes_keys
+from areal_like.config.section import PATH, Section
 
 _ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)
 _FIXED = Ignored("`teacher.update_every_steps` is null", lambda at: at.section.update_every_steps is None)
@@ -13,6 +14,7 @@ _OWN_SERVERS = Ignored("`teacher.url` is null", lambda at: at.section.url is Non
 _NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == "sglang")
 
 
+@takes_keys("teacher")
 class TeacherConfig(Section):
     """A model that returns the log-prob of each token that the policy sampled."""
 

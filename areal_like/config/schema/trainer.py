@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from areal_like.config.ignored import CPU, Ignored
 from areal_like.config.schema.backends import FSDPConfig, MegatronConfig
-from areal_like.config.schema.ignored import CPU, Ignored
-from areal_like.config.schema.section import PATH, Section
+from areal_like.config.section import PATH, Section
 
 type TrainerRole = Literal["actor", "ref", "critic"]
 DType = Literal["float32", "bfloat16", "float16"]

@@ -12,13 +12,12 @@ import pytest
 from running import CONFIG
 from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
 
-from areal_like.checkpoint.state import RunState
+from areal_like.capabilities.drift.alarm import LogprobDrift
+from areal_like.capabilities.drift.hook import DriftHook, make_hook
 from areal_like.config.load import load
-from areal_like.errors import LogprobDrift
 from areal_like.per_token import Routes
 from areal_like.preflight import preflight
 from areal_like.run import loop
-from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy
 from areal_like.types import Ints
@@ -53,16 +52,15 @@ async def step(scenes: dict[str, Scene], version: int) -> dict[str, float]:
         return batch
 
     unused: Any = SimpleNamespace(next_batch=next_batch)
-    policies = {
-        name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused, dict) for name, scene in scenes.items()
-    }
-    alarms = {name: scene.alarm for name, scene in scenes.items()}
-    parts = Parts(*[unused] * 6, policies=policies, alarms=alarms)
     record: Any = SimpleNamespace(phase=lambda name: nullcontext())
-    trajectories = await loop._next_batch(parts, record, None)
-    stats, probed = await loop._train_and_compare(cast(Any, None), parts, trajectories, version, record)
+    policies = {name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused) for name, scene in scenes.items()}
+    hook = DriftHook({name: scene.alarm for name, scene in scenes.items()}, record)
+    parts = Parts(policies, unused, unused, unused, hooks=[hook])
+    trained = await loop._next_step(parts, version, record, None)
+    assert trained
+    stats = await loop._train(parts, trained, record)
     assert stats["math/logprob_diff"] == stats["code/logprob_diff"] == 0
-    return probed
+    return trained.measured
 
 
 @pytest.fixture
@@ -105,15 +103,18 @@ def test_each_adapter_has_an_alarm_with_its_own_trainer():
     settings = ("actor.use_lora=true", "weight_update={adapters: true, mode: disk}", "warm_start=null")
     checked = preflight(load(CONFIG, [*settings, "adapters={math: {}, code: {}}", "actor.backend=fsdp:d1"]))
     assert checked.job is not None, checked.findings
-    unused: Any = SimpleNamespace(counts=dict, train=lambda *_, **__: None, evaluate=lambda *_, **__: None)
-    trainers = {name: cast(Any, name) for name in ("math", "code")}
-    scoring = dict.fromkeys(trainers, (unused, unused))
+    jobs = {own.adapter: own for own in checked.job.adapters}
+    trainers = {name: cast(Any, name) for name in jobs}
+    started: Any = SimpleNamespace(job=checked.job, jobs=jobs, policies=trainers, pool=None, sync=None, say=None)
+    started.record = None
+    hook = make_hook(started)
+    assert hook
+    assert {name: (alarm._adapter, alarm._trainer) for name, alarm in hook._alarms.items()} == {
+        "math": ("math", "math"),
+        "code": ("code", "code"),
+    }
 
-    async def run() -> Parts:
-        async with asyncio.TaskGroup() as tasks:
-            make = cast(Any, lambda own, trainer: (own.adapter, trainer))
-            return make_adapter_parts(checked.job, RunState(), trainers, unused, scoring, tasks, make)
 
-    parts = asyncio.run(run())
-    assert parts.alarms == {"math": ("math", "math"), "code": ("code", "code")}
-    assert parts.drift is None and list(parts.policies) == ["math", "code"]
+def test_without_probes_there_is_no_alarm():
+    job: Any = SimpleNamespace(config=load(CONFIG, ["rollout.drift_probe_tokens=0"]).config, models={})
+    assert make_hook(cast(Any, SimpleNamespace(job=job, jobs={"": job}))) is None

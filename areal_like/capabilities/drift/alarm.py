@@ -14,16 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.algorithms.batch import batch_of
+from areal_like.capabilities.drift.backoff import LONGEST, Backoff
+from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cause
+from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
+from areal_like.capabilities.drift.routes import differ, find_rerouted
+from areal_like.capabilities.drift.schema import DriftKeys
+from areal_like.config.keys import with_keys
 from areal_like.config.schema import RunConfig
-from areal_like.errors import LogprobDrift, ServerError, WeightUpdateError
+from areal_like.errors import RunError, ServerError, WeightUpdateError
 from areal_like.per_token import Routes, RouteShape, join_routes
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
-from areal_like.run.drift_backoff import LONGEST, Backoff
-from areal_like.run.drift_causes import Distances, Rerouted, likely_cause
-from areal_like.run.drift_evidence import find_wrong_layer, measure_pairs
-from areal_like.run.drift_routes import differ, find_rerouted
 from areal_like.run.logprob_check import allowed_logprob_diff
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Floats, Trajectory
@@ -31,6 +33,10 @@ from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import WeightSync, publish
 
 PROBE_S = 30.0  # that a step waits for all scores of its probe; a server that is late is left out of it
+
+
+class LogprobDrift(RunError):
+    """Trainer and servers have computed different log-probs for several steps; the message names the likely cause."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class DriftAlarm:
         adapter: str | None = None,
     ) -> None:
         self._config, self._trainer, self._pool, self._sync, self._say = config, trainer, pool, sync, say
+        self._keys = with_keys(config.rollout, DriftKeys)
         self._has_experts, self._routes, self._adapter = has_experts, routes, adapter
         self._allowed = allowed_logprob_diff(config)
         self._probe: Probe | None = None
@@ -90,7 +97,7 @@ class DriftAlarm:
 
         A server that fails, as under a heavy load, is left out of this step and, by `Backoff`, of some that follow.
         """
-        chosen = choose_probe(trajectories, self._config.rollout.drift_probe_tokens)
+        chosen = choose_probe(trajectories, self._keys.drift_probe_tokens)
         self._probe = None
         if not chosen:
             return
@@ -164,7 +171,7 @@ class DriftAlarm:
             versions.clear()
             return
         versions.append(version)
-        patience = self._config.rollout.drift_patience
+        patience = self._keys.drift_patience
         last = len(versions) >= patience
         policy = f" of the adapter {self._adapter}" if self._adapter else ""
         fact = (

@@ -19,7 +19,7 @@ EXPERTS = (
     *("actor.init_model.moe_intermediate_size=64", "actor.init_model.tie_word_embeddings=false"),
 )
 FOLDED = (*("actor.backend=null", "rollout.backend=null"), "allocation_mode=sglang:d1+megatron:(attn:d2|ffn:e2)")
-HERE = Path(__file__).parent
+HERE = Path(__file__).with_name("run")
 
 
 class LaunchedOtherwise(process.SGLangServer):

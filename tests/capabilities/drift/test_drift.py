@@ -15,17 +15,20 @@ import torch
 from running import CONFIG
 
 from areal_like.algorithms.batch import batch_of
+from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
+from areal_like.capabilities.drift.backoff import LONGEST
+from areal_like.capabilities.drift.hook import DriftHook
 from areal_like.config.load import load
-from areal_like.errors import LogprobDrift, LogprobMismatch, ServerError
+from areal_like.errors import LogprobMismatch, ServerError
 from areal_like.images import Images
 from areal_like.per_token import KeptIds, Routes, RouteShape, unknown_expert
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.run import loop
-from areal_like.run.drift import PROBE_S, DriftAlarm, choose_probe
-from areal_like.run.drift_backoff import LONGEST
 from areal_like.run.logprob_check import check_logprobs
+from areal_like.run.loop import Parts
+from areal_like.run.policies import Policy
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
@@ -388,21 +391,23 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: p
 
     class Noting:
         def __getattr__(self, name: str) -> Any:
-            async def note(*_: Any) -> list[Any]:
+            async def note(*_: Any) -> Any:
                 told.append(name)
-                return []
+                return {} if name == "compare" else []
 
             return note
 
-    noting = cast(Any, Noting())
-    stop = SimpleNamespace(asked=asyncio.Event())
-    parts = cast(
-        Any, SimpleNamespace(sharing=noting, collector=noting, drift=noting, policies={}, recovery=None, stop=stop)
-    )
-    record = cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
-    asyncio.run(loop._next_batch(parts, record, None))
+    noting, record = cast(Any, Noting()), cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
+    policy = Policy("", load(CONFIG).config, noting, noting, noting)
+    parts = Parts({"": policy}, noting, noting, noting, sharing=noting, hooks=[DriftHook({"": noting}, record)])
     monkeypatch.setattr(loop, "train_step", train)
-    asyncio.run(loop._train_and_compare(cast(Any, None), parts, [], 0, record))
+
+    async def run() -> None:
+        step = await loop._next_step(parts, 0, record, None)
+        assert step
+        await loop._train(parts, step, record)
+
+    asyncio.run(run())
     assert told == ["to_servers", "next_batch", "score", "to_trainer", "compare", "train", "observe"]
 
 

@@ -1,0 +1,6 @@
+"""A teacher that follows the policy: every few steps its servers load the weights of the actor or the reference."""
+
+from areal_like.capabilities.moving_teacher.hook import make_hook
+from areal_like.capability import Capability
+
+CAPABILITY = Capability(hook=make_hook)

@@ -1,0 +1,42 @@
+"""What is started when training begins: servers with their clients, and trainers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from areal_like.config.schema import TrainerRole
+from areal_like.rewards.scoring import Rewards
+from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.sglang.weight_files import FileSource
+from areal_like.rollout.teacher import Teacher
+from areal_like.trainer.reference import Reference
+from areal_like.trainer.remote import Trainer
+from areal_like.workflows.make import Workflows
+
+
+class Scoring(NamedTuple):
+    """Judges of responses, and the workflows that use them."""
+
+    rewards: Rewards
+    workflows: Workflows
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The servers and their clients, which outlive a trainer.
+
+    `scoring` is that of several adapters by name, or that of the run by "".
+    """
+
+    pool: ServerPool
+    scoring: Mapping[str, Scoring]
+    teacher: Teacher | None
+    source: FileSource | None = None  # of weights that servers download
+
+
+@dataclass(frozen=True)
+class Trainers:
+    """Started trainers by role, and the reference if the run has one."""
+
+    roles: Mapping[TrainerRole, Trainer]
+    reference: Reference | None
