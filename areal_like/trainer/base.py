@@ -129,9 +129,6 @@ class BaseEngine(ABC):
             known = {memory_of(tensor) for tensor in params}
             yield {"params": params, "optimizer": [each for each in states if memory_of(each) not in known]}
 
-    def _complete_weights(self) -> None:
-        """Wait for weights that ranks still gather after a step."""
-
     def _exchange(self, adapter: str, skipped: int) -> int:
         """Switch to another adapter; set and return the number of consecutive skipped steps."""
         raise RoleError(f"the {self._spec.role} has a single policy")
@@ -151,6 +148,10 @@ class BaseEngine(ABC):
     @abstractmethod
     def _computing(self) -> AbstractContextManager[None]:
         """Return the context of the backend's calls of torch."""
+
+    @abstractmethod
+    def _complete_weights(self) -> None:
+        """Wait for weights that ranks still gather after a step."""
 
     @abstractmethod
     def _adapted_layers(self) -> Iterable[torch.nn.Module]:

@@ -36,7 +36,9 @@ def to_arrays(trajectories: Sequence[Trajectory]) -> tuple[Arrays, str]:
     for name in (each.name for each in fields(Trajectory) if each.name not in known):
         arrays |= _column(name, [getattr(item, name) for item in trajectories])
     arrays |= _images([item.images for item in trajectories])
-    texts = [{"reward_parts": dict(item.reward_parts), "nodes": [vars(node) for node in item.nodes]} for item in trajectories]
+    texts = [
+        {"reward_parts": dict(item.reward_parts), "nodes": [vars(node) for node in item.nodes]} for item in trajectories
+    ]
     return arrays, json.dumps(texts)
 
 
@@ -45,7 +47,9 @@ def _column(name: str, values: Sequence[Any]) -> Arrays:
     there = [value for value in values if value is not None]
     if not there:
         return {}
-    presence = {} if len(there) == len(values) else {f"{name}.there": np.array([v is not None for v in values], np.uint8)}
+    presence = (
+        {} if len(there) == len(values) else {f"{name}.there": np.array([v is not None for v in values], np.uint8)}
+    )
     if not is_dataclass(there[0]):
         return {name: np.concatenate(there)} | presence
     parts = _PARTS[type(there[0])]

@@ -92,7 +92,7 @@ def _seeds(step: StepFile) -> Iterator[str]:
 
 
 def _versions(step: StepFile, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield version labels that no server can have given: beyond the staleness bound, or older than the token before."""
+    """Yield version labels that no server gives: beyond the staleness bound, or older than the token before."""
     versions, lengths = step.arrays[f"{TRAJECTORIES}versions"], step.arrays[f"{TRAJECTORIES}lengths"]
     newest = step.step - 1
     oldest = max(0, newest - int(config["rollout"]["max_head_offpolicyness"]))

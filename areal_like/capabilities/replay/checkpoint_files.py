@@ -18,7 +18,9 @@ def note_checkpoints(directory: Path) -> None:
     """
     folder = directory / FOLDER
     there = {name for name in names_in(directory) if name.startswith("step-")}
-    noted = {name.removesuffix(".json") for name in names_in(folder) if name.startswith("step-") and name.endswith(".json")}
+    noted = {
+        name.removesuffix(".json") for name in names_in(folder) if name.startswith("step-") and name.endswith(".json")
+    }
     for name in sorted(there - noted):
         try:
             sums = {str(path.relative_to(directory / name)): checksum(path) for path in files_of(directory / name)}

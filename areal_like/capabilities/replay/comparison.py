@@ -88,7 +88,7 @@ def _array(name: str, ours: NDArray[Any], theirs: NDArray[Any], bounds: Bounds, 
         return Quantity(name, f"{ours.dtype}{list(ours.shape)}", f"{theirs.dtype}{list(theirs.shape)}", agrees=False)
     if ours.tobytes() == theirs.tobytes():
         return Quantity(name, _size(ours), "the same bits", agrees=True, distance=0.0)
-    different = np.flatnonzero((ours != theirs) & ~((ours != ours) & (theirs != theirs)))  # noqa: PLR0124 - nan
+    different = np.flatnonzero((ours != theirs) & ~((ours != ours) & (theirs != theirs)))
     place = int(different[0]) if len(different) else 0
     distance, magnitude = math.inf, 1.0
     if ours.dtype.kind == "f":
@@ -140,7 +140,11 @@ def _digests(name: str, ours: Any, theirs: Any) -> Iterator[Quantity]:
 
 
 def _short(value: Any) -> str:
-    return f"{value[0] & 0xFFFFFFFF:08x}" if isinstance(value, list) and value and isinstance(value[0], int) else str(value)
+    return (
+        f"{value[0] & 0xFFFFFFFF:08x}"
+        if isinstance(value, list) and value and isinstance(value[0], int)
+        else str(value)
+    )
 
 
 def _statistics(ours: Mapping[str, float], theirs: Mapping[str, float], bounds: Bounds) -> Iterator[Quantity]:

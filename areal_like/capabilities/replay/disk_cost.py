@@ -24,9 +24,7 @@ def check_disk(known: Known) -> Iterator[Finding]:
         return
     step = step_bytes(known)
     total = step * section.replay_keep
-    message = (
-        f"a recorded step takes at most {_size(step)}, and recover.replay_keep={section.replay_keep} of them {_size(total)}"
-    )
+    message = f"a recorded step takes at most {_size(step)}, and recover.replay_keep={section.replay_keep} of them {_size(total)}"
     parent = next(path for path in (known.config.run_dir, *known.config.run_dir.parents) if path.exists())
     free = shutil.disk_usage(parent).free
     if total > free:
@@ -62,5 +60,3 @@ def _size(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB"
-
-

@@ -1,8 +1,8 @@
 """Log-probs and version labels of a run, compared with the log-probs under the weights of these versions.
 
 A replay passes every version, so the trainer scores each recorded token with the weights that its label names, and with
-those of other versions that it passes. Few tokens that are far from their own version, where most are near, have a wrong
-label if another version gives their log-prob, and a changed log-prob otherwise.
+the weights of other versions. Few tokens that are far from their own version, where most are near, have a wrong label
+if another version gives their log-prob, and a changed log-prob otherwise.
 """
 
 from collections import defaultdict

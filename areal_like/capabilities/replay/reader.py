@@ -104,7 +104,7 @@ class RecordedRun:
                 "replay its steps"
             )
         if number not in {step.version for step in self.journal}:
-            raise CheckpointError(self._without(number))
+            raise CheckpointError(self._explain_missing(number))
         if number not in recorded_steps(self.folder):
             raise CheckpointError(
                 f"step {number} of {self.path} is not recorded: its file is no longer kept, or it was trained without "
@@ -112,7 +112,7 @@ class RecordedRun:
             )
         return RecordedStep(read_step(path_of(self.folder, number), self.run))
 
-    def _without(self, number: int) -> str:
+    def _explain_missing(self, number: int) -> str:
         """Return why the journal has no line of a step."""
         after, removed = removed_steps(self.folder)
         last = self.journal[-1].version if self.journal else 0

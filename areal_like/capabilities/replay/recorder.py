@@ -1,9 +1,8 @@
 """Records each training step beside the loop; its file is written while the servers receive the new weights."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -141,7 +141,7 @@ def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:
 
 
 @asynccontextmanager
-async def started(job: Job, run: RecordedRun, place: Place, scratch: Path) -> AsyncIterator[Replay]:
+async def start_trainers(job: Job, run: RecordedRun, place: Place, scratch: Path) -> AsyncIterator[Replay]:
     """Start the run's trainers at a place; their processes end with the block."""
     plan = replace(job.plan, engines=tuple(engine for engine in job.plan.engines if engine.kind == "trainer"))
     models = await model_directories(job.config, run.path)

@@ -130,7 +130,9 @@ def read_step(path: Path, run: str | None = None) -> StepFile:
             f"{path.parent}"
         )
     if path.name != path_of(path.parent, about["step"]).name:
-        raise CheckpointError(f"{path} is the record of step {about['step']}. Rename it to {path_of(Path(), about['step'])}")
+        raise CheckpointError(
+            f"{path} is the record of step {about['step']}. Rename it to {path_of(Path(), about['step'])}"
+        )
     return StepFile(arrays, about, path)
 
 

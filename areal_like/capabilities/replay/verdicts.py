@@ -13,12 +13,19 @@ import numpy as np
 
 from areal_like.capabilities.replay.audit import audit_run
 from areal_like.capabilities.replay.comparison import EXACT, Bounds, Quantity, compare, first_difference, rounding
+from areal_like.capabilities.replay.log_prob_check import LogProbCheck
 from areal_like.capabilities.replay.rank import name_weights
 from areal_like.capabilities.replay.reader import RecordedRun, open_run
 from areal_like.capabilities.replay.recorder import measure
-from areal_like.capabilities.replay.replayer import Keep, Place, Replay, find_place, replay_to, started
-from areal_like.capabilities.replay.log_prob_check import LogProbCheck
-from areal_like.capabilities.replay.settings import compare_settings, is_in_place, make_job, may_change, read_config, same_layout
+from areal_like.capabilities.replay.replayer import Keep, Place, Replay, find_place, replay_to, start_trainers
+from areal_like.capabilities.replay.settings import (
+    compare_settings,
+    is_in_place,
+    make_job,
+    may_change,
+    read_config,
+    same_layout,
+)
 from areal_like.capabilities.replay.step_file import StepFile
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import Checkpoint
@@ -89,7 +96,7 @@ async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
         found: list[tuple[int, list[Quantity]]] = []
         staleness, in_place = int(config["rollout"]["max_head_offpolicyness"]), is_in_place(job.config)
         check = LogProbCheck(run, asked.first, asked.last, staleness, in_place)
-        async with started(job, run, place, scratch) as replay:
+        async with start_trainers(job, run, place, scratch) as replay:
             if bounds.exact:
                 await _check_loaded(replay, run, place)
             while replay.version < asked.last:
@@ -121,7 +128,9 @@ def _verdict(
     if faults:
         text = faults[0]
     elif part is None and bounds.exact:
-        text = f"equal: {span}, computed again from {place}, has the same bits in weights, optimizer state and statistics"
+        text = (
+            f"equal: {span}, computed again from {place}, has the same bits in weights, optimizer state and statistics"
+        )
     elif part is None:
         text = f"equal up to rounding: {span}, computed again from {place}, is within {bounds.relative:.1e}"
     else:
@@ -166,13 +175,13 @@ async def counterfactual(asked: Asked, max_staleness: int | None) -> Verdict:
         base = make_job(run, asked.layout, scratch, total)
         other = make_job(run, [*asked.layout, *changes], scratch, total)
         asked.say(f"training steps {asked.first} to {asked.last} as the run did, from {place}")
-        async with started(base, run, place, scratch) as replay:
+        async with start_trainers(base, run, place, scratch) as replay:
             async for _ in replay_to(replay, run, asked.first - 1):
                 pass
             start = await _save(replay, scratch / "start")
             ours = [each async for each in _train(replay, run, asked.last)]
         asked.say(f"training them with {' '.join(changes) or f'samples up to {max_staleness} versions old'}")
-        async with started(other, run, start, scratch) as replay:
+        async with start_trainers(other, run, start, scratch) as replay:
             theirs = [each async for each in _train(replay, run, asked.last, _younger(max_staleness))]
     return _parting(ours, theirs)
 
@@ -229,7 +238,11 @@ def _parting(ours: list[Trained], theirs: list[Trained]) -> Verdict:
             shown = f" ({own.get(name)} against {changed.get(name)})" if differing else ""
             parted = f"the runs part at step {one.step.step}, first in {name}{shown}"
     last = divergence(ours[-1], theirs[-1])
-    text = f"{parted}; after step {ours[-1].step.step} their KL divergence is {last:.3g}" if parted else "equal bits: the settings change nothing"
+    text = (
+        f"{parted}; after step {ours[-1].step.step} their KL divergence is {last:.3g}"
+        if parted
+        else "equal bits: the settings change nothing"
+    )
     columns = ["step", *(f"{name}{which}" for name in SHOWN for which in ("", " (changed)")), "KL"]
     return Verdict(text, good=True, columns=columns, rows=rows)
 

@@ -93,6 +93,9 @@ class FSDPEngine(BaseEngine):
     def _computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def _complete_weights(self) -> None:
+        """Return: FSDP gathers weights when they are used."""
+
     def _adapted_layers(self) -> Iterable[torch.nn.Module]:
         return lora.adapted_layers(self._model).values()
 

@@ -33,7 +33,9 @@ def trajectory(
         others = {
             "routes": np.argsort(rng.random((tokens, 2, 6)), axis=-1)[..., :2].astype(np.uint8),
             "kept": kept,
-            "teacher_top": TopIds(rng.integers(0, 99, (tokens, 3)).astype(np.int32), rng.random((tokens, 3), np.float32)),
+            "teacher_top": TopIds(
+                rng.integers(0, 99, (tokens, 3)).astype(np.int32), rng.random((tokens, 3), np.float32)
+            ),
             "turn_states": rng.integers(0, 2**40, tokens),
             "images": (b"picture", b"another"),
             "nodes": (Node(0, None, 20, 15), Node(1, 0, 40, 20)),

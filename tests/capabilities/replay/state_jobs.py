@@ -27,9 +27,7 @@ def batch(seed: int) -> Batch:
     return replace(made, tokens=made.tokens % 13)
 
 
-def save_and_go_on(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
-) -> list[Any]:
+def save_and_go_on(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path) -> list[Any]:
     """Two steps, a checkpoint, and the state then and after each of two more steps."""
     with engine(rendezvous, listener, setting) as made:
         for seed in (0, 1):
@@ -43,9 +41,7 @@ def save_and_go_on(
         return states
 
 
-def load_and_go_on(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
-) -> list[Any]:
+def load_and_go_on(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path) -> list[Any]:
     """The state of the checkpoint, and after each of two more steps."""
     with engine(rendezvous, listener, setting) as made:
         made.load(folder / "state")

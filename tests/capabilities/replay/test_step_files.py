@@ -235,5 +235,8 @@ def test_a_kill_leaves_whole_files(tmp_path, monkeypatch, syncs):
 
 def test_the_journal_of_a_recorded_run_is_its_own(tmp_path):
     journal = record(tmp_path, 1)
-    assert read_header(tmp_path / "recover/journal.jsonl")["run"] == Journal(tmp_path / "recover/journal.jsonl", "data").run
+    assert (
+        read_header(tmp_path / "recover/journal.jsonl")["run"]
+        == Journal(tmp_path / "recover/journal.jsonl", "data").run
+    )
     assert open_run(tmp_path).run == journal.run
