@@ -117,7 +117,7 @@ def _versions(step: StepFile, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _low_label(labels: Any) -> int | None:
-    """Return the place of the only label whose removal lets the others ascend, None if there is no such one."""
+    """Return the place of the only label whose removal lets the others ascend, None if there is not one."""
     drops = np.flatnonzero(np.diff(labels) < 0)
     if len(drops) != 1:
         return None

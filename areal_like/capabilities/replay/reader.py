@@ -17,6 +17,7 @@ from areal_like.capabilities.replay.step_file import (
     TRAJECTORIES,
     StepFile,
     path_of,
+    read_about,
     read_step,
     recorded_steps,
     removed_steps,
@@ -98,19 +99,28 @@ class RecordedRun:
 
     def step(self, number: int) -> RecordedStep:
         """Return a recorded step. Raises CheckpointError, which says why the run has no such step."""
-        if not recorded_steps(self.folder):
+        return RecordedStep(read_step(self._find(number), self.run))
+
+    def describe(self, number: int) -> Mapping[str, Any]:
+        """Return the description of a recorded step, without its arrays. Raises CheckpointError as `step`."""
+        return read_about(self._find(number), self.run)
+
+    def _find(self, number: int) -> Path:
+        """Return the path of a step's file. Raises CheckpointError."""
+        recorded = recorded_steps(self.folder)
+        if not recorded:
             raise CheckpointError(
                 f"{self.path} has no recorded steps. Set `recover.replay=true` (with recover.mode=auto) in a run to "
                 "replay its steps"
             )
         if number not in {step.version for step in self.journal}:
             raise CheckpointError(self._explain_missing(number))
-        if number not in recorded_steps(self.folder):
+        if number not in recorded:
             raise CheckpointError(
                 f"step {number} of {self.path} is not recorded: its file is no longer kept, or it was trained without "
                 f"recover.replay. Recorded are {_ranges(self.steps)}. Set `recover.replay_keep` higher to keep more"
             )
-        return RecordedStep(read_step(path_of(self.folder, number), self.run))
+        return path_of(self.folder, number)
 
     def _explain_missing(self, number: int) -> str:
         """Return why the journal has no line of a step."""

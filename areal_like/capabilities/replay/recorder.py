@@ -33,9 +33,12 @@ from areal_like.hooks import Hook, Share, TrainingStep
 from areal_like.job import Job
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of, schedule_batch
-from areal_like.types import Batch
+from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch
 
-_FOLLOW = {"loss_mask", "behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"}
+_FOLLOW = {  # from the trajectories
+    *("loss_mask", "behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"),
+    *("teacher_logprobs", TEACHER_IDS, TEACHER_TOP, TEMPERATURES, "turn_rewards", "turn_states"),
+}
 PHASE = "recording"  # the name in `seconds/recording`
 
 
@@ -48,6 +51,7 @@ class Recorder(Hook):
         self._directory, self._folder = directory, directory / FOLDER
         self._run = ""
         self._writing: asyncio.Task[None] | None = None
+        self._noting: asyncio.Task[None] | None = None  # checksums of checkpoints, which may take longer than a step
 
     async def start(self) -> None:
         """Remove the files of steps that this resume discards."""
@@ -55,25 +59,25 @@ class Recorder(Hook):
         await call_disk(remove_after, self._folder, self._started.resumed or 0, self._run)
 
     async def after_training(self, step: TrainingStep) -> None:
-        """Measure the ranks' state, and start writing the step."""
-        with self._started.record.phase(PHASE):
-            states, seeds = await measure(self._started.trainers)
-        job = self._started.job
-        about = {"step": step.done, "run": self._run, "program": program_version(), "seeds": seeds}
-
-        async def write() -> None:
-            arrays, described = await asyncio.to_thread(describe_step, job, step)
-            await call_disk(write_step, self._folder, arrays | state_arrays(states), described | about)
-            await call_disk(prune, self._folder, self._keep)
-            await call_disk(note_checkpoints, self._directory)
-
-        self._writing = asyncio.create_task(write())
+        """Start measuring the ranks' state and writing the step."""
+        self._writing = asyncio.create_task(self._write(step))
 
     async def after_publish(self, step: TrainingStep) -> None:
         """Wait until the step's file is on disk, which the journal's line needs."""
         with self._started.record.phase(PHASE):
             if self._writing is not None:
                 await self._writing
+        if self._noting is None or self._noting.done():
+            if self._noting is not None:
+                self._noting.result()
+            self._noting = asyncio.create_task(call_disk(note_checkpoints, self._directory))
+
+    async def _write(self, step: TrainingStep) -> None:
+        states, seeds = await measure(self._started.trainers)  # before the next step's calls, in the ranks' order
+        arrays, described = await asyncio.to_thread(describe_step, self._started.job, step)
+        about = {"step": step.done, "run": self._run, "program": program_version(), "seeds": seeds}
+        await call_disk(write_step, self._folder, arrays | state_arrays(states), described | about)
+        await call_disk(prune, self._folder, self._keep)
 
 
 def make_recorder(started: Started) -> Recorder | None:

@@ -122,10 +122,15 @@ class Replay:
         return StepFile(arrays | state_arrays(states), about | own)
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> Floats:
-        """Return the log-probs of trajectories with the present weights, of one policy."""
-        policy = next(iter(self.policies.values()))
-        temperature = policy.config.gconfig.temperature
-        return await policy.trainer.log_probs(batch_of(trajectories, self.version), temperature)
+        """Return the log-probs of trajectories with the present weights of their policies."""
+        parts: dict[int, Floats] = {}
+        for name, own in split(trajectories, self.policies).items():
+            policy, ends = self.policies[name], np.cumsum([len(item.tokens) for item in own])
+            if own:
+                batch, temperature = batch_of(own, self.version), policy.config.gconfig.temperature
+                scored = np.split(await policy.trainer.log_probs(batch, temperature), ends[:-1])
+                parts |= {id(item): part for item, part in zip(own, scored, strict=True)}
+        return np.concatenate([parts[id(item)] for item in trajectories])
 
 
 def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:

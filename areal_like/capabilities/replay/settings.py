@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 
 from areal_like.capabilities.replay.reader import RecordedRun
-from areal_like.capabilities.replay.step_file import StepFile
 from areal_like.checkpoint.state import program_version
 from areal_like.config.findings import ConfigError
 from areal_like.config.keys import is_below
@@ -61,31 +60,29 @@ def make_job(run: RecordedRun, overrides: Sequence[str], scratch: Path, total_st
     return replace(job, adapters=[replace(part, steps=total_steps) for part in job.adapters])
 
 
-def same_layout(steps: Sequence[StepFile], job: Job) -> bool:
-    """Return whether steps were trained in the job's layout, on its device."""
-    layouts = {role: job.plan.engine(role).text for role in job.config.roles}
-    return all(step.about["layouts"] == layouts and step.about["device"] == job.device for step in steps)
+def same_layout(steps: Sequence[Mapping[str, Any]], job: Job) -> bool:
+    """Return whether steps, of these descriptions, were trained in the job's layout, on its device."""
+    return all(about["layouts"] == _layouts(job) and about["device"] == job.device for about in steps)
 
 
-def compare_settings(steps: Sequence[StepFile], job: Job) -> list[str]:
+def compare_settings(steps: Sequence[Mapping[str, Any]], job: Job) -> list[str]:
     """Return warnings about recorded steps that this code, layout or device cannot compute to the same bits."""
     said = []
-    layouts = {role: job.plan.engine(role).text for role in job.config.roles}
-    for name, own in (("program", program_version()), ("layouts", layouts), ("device", job.device)):
-        others = {json.dumps(step.about[name]): step.step for step in steps if step.about[name] != own}
+    for name, own in (("program", program_version()), ("layouts", _layouts(job)), ("device", job.device)):
+        others = {json.dumps(about[name]): about["step"] for about in steps if about[name] != own}
         said += [_warning(name, json.loads(other), own, step) for other, step in others.items()]
     return said
 
 
+def _layouts(job: Job) -> dict[str, str]:
+    return {role: job.plan.engine(role).text for role in job.config.roles}
+
+
 def _warning(name: str, recorded: Any, own: Any, step: int) -> str:
-    words = {
-        "program": f"step {step} was trained by version {recorded} of areal-like, and this is {own}. Install {recorded} "
-        "for equal bits",
-        "layouts": f"step {step} was trained as {_text(recorded)}, and is replayed as {_text(own)}",
-        "device": f"step {step} was trained on {recorded}, and is replayed on {own}",
-    }
-    return words[name]
-
-
-def _text(layouts: Any) -> str:
-    return ", ".join(f"{role} {text}" for role, text in layouts.items())
+    if name == "program":
+        fact = f"step {step} was trained by version {recorded} of areal-like, and this is {own}"
+        return f"{fact}. Install {recorded} for equal bits"
+    if name == "device":
+        return f"step {step} was trained on {recorded}, and is replayed on {own}"
+    was, now = (", ".join(f"{role} {text}" for role, text in each.items()) for each in (recorded, own))
+    return f"step {step} was trained as {was}, and is replayed as {now}"

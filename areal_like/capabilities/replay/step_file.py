@@ -7,7 +7,8 @@ The tensors are described in docs/replay.md; `about` is JSON in the file's metad
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,30 +111,54 @@ def write_step(folder: Path, arrays: Arrays, about: Mapping[str, Any]) -> Path:
 
 def read_step(path: Path, run: str | None = None) -> StepFile:
     """Return a step's file, of the run `run` if it is given. Raises CheckpointError, which names the file."""
-    again = "Restore it from a backup, or replay a step that does not need it"
+    with _open(path) as file:
+        about = _read_about(file)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    return StepFile(arrays, _check_about(about, path, run), path)
+
+
+def read_about(path: Path, run: str | None = None) -> Mapping[str, Any]:
+    """Return the description of a step's file, without its arrays. Raises CheckpointError as `read_step`."""
+    with _open(path) as file:
+        about = _read_about(file)
+    return _check_about(about, path, run)
+
+
+_AGAIN = "Restore it from a backup, or replay a step that does not need it"
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Open a file; raise CheckpointError, which names it, if the body finds no recorded step in it."""
     try:
         with safe_open(path, framework="np") as file:
-            about = json.loads((file.metadata() or {})[_KEY])
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
-        for name, kind in _FIELDS.items():
-            if not isinstance(about.get(name), kind):
-                raise ValueError(f"its {name} is missing")
+            yield file
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing. {again}") from error
+        raise CheckpointError(f"{path} is missing. {_AGAIN}") from error
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is torn or is not a recorded step: {error}. {again}") from error
+        raise CheckpointError(f"{path} is torn or is not a recorded step: {error}. {_AGAIN}") from error
+
+
+def _read_about(file: Any) -> dict[str, Any]:
+    about = json.loads((file.metadata() or {})[_KEY])
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT}")
+    for name, kind in _FIELDS.items():
+        if not isinstance(about.get(name), kind):
+            raise ValueError(f"its {name} is missing")
+    return about
+
+
+def _check_about(about: dict[str, Any], path: Path, run: str | None) -> dict[str, Any]:
+    """Return the description of a file if it is of the run, and of the step that the file is named by."""
     if run is not None and about["run"] != run:
         raise CheckpointError(
             f"{path} belongs to another run ({about['run']}) than the journal beside it ({run}). Move it out of "
             f"{path.parent}"
         )
-    if path.name != path_of(path.parent, about["step"]).name:
-        raise CheckpointError(
-            f"{path} is the record of step {about['step']}. Rename it to {path_of(Path(), about['step'])}"
-        )
-    return StepFile(arrays, about, path)
+    if path.name != (own := path_of(Path(), about["step"]).name):
+        raise CheckpointError(f"{path} is the record of step {about['step']}. Rename it to {own}")
+    return about
 
 
 _FIELDS: Mapping[str, type] = {
@@ -185,6 +210,6 @@ def removed_steps(folder: Path) -> tuple[int, list[int]]:
 
 def _is_of(path: Path, run: str) -> bool:
     try:
-        return bool(read_step(path).about["run"] == run)
+        return bool(read_about(path)["run"] == run)
     except CheckpointError:
         return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +28,12 @@ from areal_like.capabilities.replay.settings import (
     read_config,
     same_layout,
 )
-from areal_like.capabilities.replay.step_file import StepFile
 from areal_like.checkpoint.state import RunState
 from areal_like.checkpoint.store import Checkpoint
 from areal_like.errors import CheckpointError
 from areal_like.job import Job
 from areal_like.run.startup import saved_trainers
-from areal_like.types import Floats, Trajectory
+from areal_like.types import Floats
 
 SAVE_S = 1800.0
 
@@ -66,8 +67,8 @@ class Asked:
 def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callable[[str], None]) -> Asked:
     """Return a request. Raises CheckpointError if the run does not have the steps."""
     run = open_run(path)
-    for number in (first, last):
-        run.step(number)
+    for number in range(first, last + 1):
+        run.describe(number)
     layout = [text for text in overrides if may_change(text)]
     return Asked(run, first, last, layout, [text for text in overrides if text not in layout], say)
 
@@ -86,10 +87,10 @@ async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
     """Compute steps again and compare them with the record, with `log_probs` also every token's."""
     run, config = asked.run, read_config(asked.run)
     place = find_place(run, asked.first)
-    between = [run.step(number).file for number in range(place.version + 1, asked.last + 1)]
-    faults = list(audit_run(run, config, [each.step for each in between]))
+    between = [run.describe(number) for number in range(place.version + 1, asked.last + 1)]
+    faults = list(audit_run(run, config, [each["step"] for each in between]))
     with _scratch(run) as scratch:
-        job = make_job(run, asked.layout, scratch, int(between[-1].about["total_steps"]))
+        job = make_job(run, asked.layout, scratch, int(between[-1]["total_steps"]))
         warnings = compare_settings(between, job)
         bounds = _bounds(job, len(between)) if asked.layout or not same_layout(between, job) else EXACT
         asked.say(f"replaying steps {place.version + 1} to {asked.last} from {place}")
@@ -170,7 +171,7 @@ async def counterfactual(asked: Asked, max_staleness: int | None) -> Verdict:
     """Train recorded steps with other settings; report where the two runs part."""
     run, changes = asked.run, asked.changes
     place = find_place(run, asked.first)
-    total = int(run.step(asked.last).file.about["total_steps"])
+    total = int(run.describe(asked.last)["total_steps"])
     with _scratch(run) as scratch:
         base = make_job(run, asked.layout, scratch, total)
         other = make_job(run, [*asked.layout, *changes], scratch, total)
@@ -192,11 +193,12 @@ def _younger(max_staleness: int | None) -> Keep:
 
 @dataclass(frozen=True)
 class Trained:
-    """A step that was trained, and log-probs of the recorded trajectories after it."""
+    """A step that was trained, and log-probs of the recorded trajectories' generated tokens after it."""
 
-    step: StepFile
+    step: int
+    statistics: Mapping[str, float]
+    states: Any
     log_probs: Floats
-    mask: Floats = field(repr=False)
 
 
 async def _train(
@@ -205,11 +207,9 @@ async def _train(
     replay.keep = keep
     async for recorded, trained in replay_to(replay, run, last):
         trajectories = recorded.trajectories()
-        yield Trained(trained, await replay.log_probs(trajectories), _mask(trajectories))
-
-
-def _mask(trajectories: Sequence[Trajectory]) -> Floats:
-    return np.concatenate([item.generated for item in trajectories]).astype(np.float32)
+        generated = np.concatenate([item.generated for item in trajectories])
+        log_probs = (await replay.log_probs(trajectories))[generated]
+        yield Trained(recorded.step, trained.statistics, trained.states(), log_probs)
 
 
 async def _save(replay: Replay, path: Path) -> Place:
@@ -228,23 +228,23 @@ def _parting(ours: list[Trained], theirs: list[Trained]) -> Verdict:
     """Return where two trainings of the same steps part, and by how much at each step."""
     rows, parted = [], ""
     for one, other in zip(ours, theirs, strict=True):
-        own, changed = one.step.statistics, other.step.statistics
-        values = [f"{each.get(name, float('nan')):.6g}" for name in SHOWN for each in (own, changed)]
-        rows.append([str(one.step.step), *values, f"{divergence(one, other):.3g}"])
-        differing = [name for name in (*SHOWN, *own) if own.get(name) != changed.get(name)]
-        states = one.step.states() != other.step.states()
-        if not parted and (differing or states):
-            name = differing[0] if differing else "weights"
-            shown = f" ({own.get(name)} against {changed.get(name)})" if differing else ""
-            parted = f"the runs part at step {one.step.step}, first in {name}{shown}"
-    last = divergence(ours[-1], theirs[-1])
-    text = (
-        f"{parted}; after step {ours[-1].step.step} their KL divergence is {last:.3g}"
-        if parted
-        else "equal bits: the settings change nothing"
-    )
+        values = [f"{each.statistics.get(name, math.nan):.6g}" for name in SHOWN for each in (one, other)]
+        rows.append([str(one.step), *values, f"{divergence(one, other):.3g}"])
+        parted = parted or _find_parting(one, other)
+    text = "equal bits: the settings change nothing"
+    if parted:
+        text = f"{parted}; after step {ours[-1].step} their KL divergence is {divergence(ours[-1], theirs[-1]):.3g}"
     columns = ["step", *(f"{name}{which}" for name in SHOWN for which in ("", " (changed)")), "KL"]
     return Verdict(text, good=True, columns=columns, rows=rows)
+
+
+def _find_parting(one: Trained, other: Trained) -> str:
+    """Return the first quantity in which a step differs, in words, "" if its weights have the same bits."""
+    own, changed = one.statistics, other.statistics
+    for name in dict.fromkeys((*SHOWN, *own, *changed)):
+        if own.get(name) != changed.get(name):
+            return f"the runs part at step {one.step}, first in {name} ({own.get(name)} against {changed.get(name)})"
+    return "" if one.states == other.states else f"the runs part at step {one.step}, in the weights"
 
 
 def divergence(one: Trained, other: Trained) -> float:
@@ -252,7 +252,7 @@ def divergence(one: Trained, other: Trained) -> float:
 
     It is the mean of r - 1 - log r with r the ratio of probabilities (Schulman 2020, k3).
     """
-    ratio = (other.log_probs - one.log_probs)[one.mask > 0].astype(np.float64)
+    ratio = (other.log_probs - one.log_probs).astype(np.float64)
     return float(np.mean(np.expm1(ratio) - ratio)) if len(ratio) else 0.0
 
 

@@ -1,0 +1,88 @@
+"""Kill a run several times, and compute each of its steps again: how many have the same bits?
+
+python -m benchmarks.replayed_steps --steps 100 --kills 5 --name NAME RUN COMMAND ...
+
+COMMAND starts the run in the directory RUN, with recover.mode=auto and recover.replay=true, and resumes it after each
+SIGKILL. The steps are replayed from the beginning in one pass, so a step that was trained after a resume has the same
+bits only if loading its checkpoint changed none.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+from areal_like.capabilities.replay.reader import open_run
+from areal_like.capabilities.replay.verdicts import ask, verify
+from areal_like.checkpoint.journal import count_steps
+from benchmarks.report import save
+
+POLL_S = 0.2
+
+
+def run_with_kills(command: list[str], run: Path, steps: int, kills: int) -> list[int]:
+    """Run to the last step; return the journal's steps at each SIGKILL."""
+    chance, done = random.Random(0), list[int]()
+    targets = [steps * (number + 1) // (kills + 1) for number in range(kills)]
+    journal = run / "recover/journal.jsonl"
+    for target in [*targets, None]:
+        started = subprocess.Popen(command, start_new_session=True)
+        while started.poll() is None and (target is None or not journal.exists() or count_steps(journal) < target):
+            time.sleep(POLL_S)
+        if target is None:
+            break
+        if started.poll() is not None:
+            raise SystemExit(f"the run ended before step {target} with exit code {started.returncode}")
+        time.sleep(chance.random())
+        os.kill(started.pid, signal.SIGKILL)
+        started.wait()
+        done.append(count_steps(journal))
+        print(f"killed after step {done[-1]}", flush=True)
+    if started.returncode or count_steps(journal) != steps:
+        raise SystemExit(f"the run ended at step {count_steps(journal)} with exit code {started.returncode}")
+    return done
+
+
+def measure_recording(run: Path) -> dict[str, float]:
+    """Return the seconds of recording and of steps, and the bytes of a step's file; medians over the run."""
+    metrics = open_run(run).metrics
+    recording, step = (metrics[f"seconds/{name}"][1] for name in ("recording", "step"))
+    sizes = [path.stat().st_size for path in (run / "recover/replay").glob("*.safetensors")]
+    share = statistics.median(recording / step)
+    return {
+        "recording_s": round(statistics.median(recording), 5),
+        "step_s": round(statistics.median(step), 4),
+        "recording_share": round(share, 5),
+        "file_bytes": int(statistics.median(sizes)),
+    }
+
+
+def main() -> None:
+    """Run, replay, and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--name", required=True, help="of the file in benchmarks/results")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    kills = run_with_kills(options.command, options.run, options.steps, options.kills)
+    asked = ask(options.run, 1, options.steps, (), lambda text: print(text, flush=True))
+    verdict = asyncio.run(verify(asked))
+    figures = {
+        "steps": options.steps,
+        "killed_after": kills,
+        "equal": verdict.good,
+        "verdict": verdict.text.replace(str(options.run), "RUN"),
+        **measure_recording(options.run),
+    }
+    save(options.name, figures)
+
+
+if __name__ == "__main__":
+    main()
