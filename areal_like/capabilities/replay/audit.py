@@ -7,7 +7,7 @@ import numpy as np
 
 from areal_like.capabilities.replay.checkpoint_files import check_checkpoint
 from areal_like.capabilities.replay.comparison import describe_place, describe_trajectory
-from areal_like.capabilities.replay.digests import Digest, digest, find_change
+from areal_like.capabilities.replay.digests import Digest, bits, digest, find_change
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, StepFile
 from areal_like.checkpoint.journal import Step
@@ -55,17 +55,11 @@ def _changes(step: StepFile) -> Iterator[str]:
             yield f"step {step.step}: values of {name} have changed since {step.path} was written"
             continue
         before = array.reshape(-1).copy()
-        words = before.view(_WORDS[min(4, array.dtype.itemsize)])
-        same = array.dtype.itemsize // words.dtype.itemsize
-        own = words[change.place * same : (change.place + 1) * same]
-        own[own == change.present] = change.recorded
+        bits(before)[change.word] = change.recorded
         where = describe_place(step, name, change.place, array)
         bit = "" if change.flipped_bit is None else f", one flipped bit ({change.flipped_bit})"
         found, was = array.reshape(-1)[change.place], before[change.place]
         yield f"step {step.step}: {name} is {found} {where}; the run recorded {was}{bit}"
-
-
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
 def _groups(step: StepFile, line: Step) -> Iterator[str]:

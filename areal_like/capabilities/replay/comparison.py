@@ -184,5 +184,5 @@ def _state(role: str, part: str, ours: list[list[Digest]], theirs: list[list[Dig
 
 
 def _where(recorded: Digest, found: Digest) -> str:
-    place = locate(recorded, found, 4)
-    return "" if place is None else f" (only element {place[0]} differs)"
+    place = locate(recorded, found)
+    return "" if place is None else f" (only word {place[0]} differs)"

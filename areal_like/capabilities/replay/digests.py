@@ -25,15 +25,16 @@ class Digest(NamedTuple):
 
 @dataclass(frozen=True)
 class Change:
-    """A changed element: its place in the flat array, and the recorded and the present bits of its word."""
+    """A changed word of an array: its number, its element's place, and its recorded and present bits."""
 
+    word: int
     place: int
     recorded: int
     present: int
 
     @property
     def flipped_bit(self) -> int | None:
-        """The number of the flipped bit, if it is one."""
+        """The number of the flipped bit in the word, if it is one."""
         different = self.recorded ^ self.present
         return different.bit_length() - 1 if different.bit_count() == 1 else None
 
@@ -55,26 +56,26 @@ def bits(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(-1).view(_WORDS[array.dtype.itemsize])
 
 
-def locate(recorded: Digest, present: Digest, itemsize: int) -> tuple[int, int] | None:
-    """Return the place of the only changed element and the change of its word, None if more elements changed."""
+def locate(recorded: Digest, present: Digest) -> tuple[int, int] | None:
+    """Return the number of the only changed word and its change, None if more words changed."""
     change, weighted = _wrap(present.total - recorded.total), _wrap(present.weighted - recorded.weighted)
     if recorded.words != present.words or not change or weighted % change:
         return None
-    place = weighted // change - 1
-    is_word = 0 <= place < present.words and abs(change) < 1 << 8 * min(itemsize, 4)
-    return (place // max(1, itemsize // 4), change) if is_word else None
+    word = weighted // change - 1
+    return (word, change) if 0 <= word < present.words and abs(change) < 1 << 32 else None
 
 
 def find_change(recorded: Digest, array: NDArray[Any]) -> Change | None:
-    """Return the only element of an array that differs from the recorded one, None if there is not exactly one."""
-    found = locate(recorded, digest(array), array.dtype.itemsize)
+    """Return the only word of an array that differs from the recorded one, None if there is not exactly one."""
+    words = bits(array)
+    found = locate(recorded, digest(array))
     if found is None:
         return None
-    place, change = found
-    words = array.dtype.itemsize // min(array.dtype.itemsize, 4)
-    here = bits(array)[place * words : (place + 1) * words]
-    changed = next((int(word) for word in here if 0 <= int(word) - change < 1 << 8 * min(array.dtype.itemsize, 4)), 0)
-    return Change(place, changed - change, changed)
+    word, change = found
+    present, most = int(words[word]), np.iinfo(words.dtype).max
+    if not 0 <= present - change <= most:
+        return None
+    return Change(word, word // max(1, array.dtype.itemsize // 4), present - change, present)
 
 
 def _wrap(value: int) -> int:
