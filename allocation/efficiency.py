@@ -1,22 +1,20 @@
 """The constants of the planner, each with its source: the share of the figures in `hardware.py` that a run reaches."""
 
 # Matrix multiplications of training reach PEAK · w / (w + HALF) of a GPU's FLOP/s, w being the width of the narrower
-# side. Fitted to benchmarks/results/trainer_throughput_qwen3_4b_h200.json (w 2560: 52 %) and that of 8b (w 4096: 62 %).
-PEAK = 0.8
-HALF = 1400
+# side. These and the seconds of launches are fitted together to the rows of benchmarks/results/planner.json.
+PEAK = 0.77
+HALF = 1390
 # Seconds that a host needs to launch a rank's kernels per micro-batch and layer, for log-probs, forward and backward;
-# more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has.
-# Fitted to benchmarks/results/memory_h200x4.json: Transformer Engine 2.16 under a virtual machine's Xeon. Those of
-# experts lie between that file and 64 experts on one H200 with a later engine, which launched in 0.6 of the time
-# (trainer_throughput_qwen3_moe_h200.json).
-LAUNCH = 10e-3
-LAUNCH_TP = 4.5e-3
-LAUNCH_CP = 6.5e-3
-LAUNCH_MOE = 14e-3
-LAUNCH_EXPERT = 0.3e-3
-# Launches of recomputed experts that the GPU's work does not hide, as a share of all launches of experts. Fitted to
-# 24.0k tokens/s of the 64 experts with micro-batches of 16k tokens and recomputed experts.
-RECOMPUTED_EXPERTS = 0.05
+# more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has
+# where each has kernels of its own. The hosts are virtual machines' Xeons.
+LAUNCH = 7.5e-3
+LAUNCH_TP = 0.9e-3
+LAUNCH_CP = 2.4e-3
+LAUNCH_MOE = 14.2e-3
+LAUNCH_EXPERT = 0.21e-3
+# The share of the shorter of launching and computing that is not hidden with experts: the host waits for the numbers of
+# their tokens in every layer.
+WAITS = 0.5
 # Bytes a second between a GPU and pinned host memory, from benchmarks/results/offload_h200.json.
 HOST_LINK = 45e9
 # The share of a GPU's FLOP/s that a server reaches. Not measured here.

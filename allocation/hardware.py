@@ -13,7 +13,8 @@ class Gpu:
 
     `memory` are the bytes available to a process, slightly less than the nominal size. `flops` are dense bfloat16
     operations per second; `bandwidth` and `link` are bytes per second of its memory, and of its links to the other GPUs
-    of a node in one direction. `network` is its share of the node's network, in bytes per second.
+    of a node in one direction. `network` is its share of the node's network, in bytes per second. With `groups_experts`
+    one kernel computes all experts of a layer, as from Hopper on.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Gpu:
     bandwidth: float
     link: float
     network: float = 50e9  # 400 Gbit/s
+    groups_experts: bool = True
 
 
 GPUS = {
@@ -32,11 +34,11 @@ GPUS = {
         Gpu("h20", int(95.0 * GIB), 148e12, 4.0e12, 450e9),
         Gpu("h800", int(79.1 * GIB), 989e12, 3.35e12, 200e9),
         Gpu("b200", int(178.3 * GIB), 2250e12, 8.0e12, 900e9),
-        Gpu("a100-80", int(79.1 * GIB), 312e12, 2.04e12, 300e9, 25e9),
-        Gpu("a100-40", int(39.4 * GIB), 312e12, 1.56e12, 300e9, 25e9),
-        Gpu("a800", int(79.1 * GIB), 312e12, 2.04e12, 200e9, 25e9),
-        Gpu("l40s", int(44.4 * GIB), 362e12, 0.86e12, 32e9, 25e9),
-        Gpu("rtx4090", int(23.5 * GIB), 165e12, 1.01e12, 32e9, 12.5e9),
+        Gpu("a100-80", int(79.1 * GIB), 312e12, 2.04e12, 300e9, 25e9, groups_experts=False),
+        Gpu("a100-40", int(39.4 * GIB), 312e12, 1.56e12, 300e9, 25e9, groups_experts=False),
+        Gpu("a800", int(79.1 * GIB), 312e12, 2.04e12, 200e9, 25e9, groups_experts=False),
+        Gpu("l40s", int(44.4 * GIB), 362e12, 0.86e12, 32e9, 25e9, groups_experts=False),
+        Gpu("rtx4090", int(23.5 * GIB), 165e12, 1.01e12, 32e9, 12.5e9, groups_experts=False),
     )
 }
 _SIZE = re.compile(r"(\d{1,5}(?:\.\d{1,3})?)\s*(GiB|GB|G|MiB)", re.IGNORECASE)

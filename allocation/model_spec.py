@@ -128,16 +128,7 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         raise ModelError(f"{name}: {error}") from error
     config = _text_part(config)
     family = _family(config, name)
-    counts = {name: config[name] for name in _EXPERT_COUNTS if config.get(name) is not None}
-    if family.experts and len({json.dumps(count) for count in counts.values()}) > 1:
-        contrary = " and ".join(f"{key} = {count!r}" for key, count in counts.items())
-        raise ModelError(f"{name}: {contrary} contradict each other: each is the number of experts per layer")
-    written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
-    if family.experts and written:
-        config = {**config, family.experts: config[written]}
-    config = {**family.defaults, **config}
-    if wrong := list(problems(config, family)):
-        raise ModelError(f"{name}: " + "; ".join(wrong))
+    config = _complete(config, family, name)
     sizes = {field: config[key] for field, key in REQUIRED.items()}
     sizes |= {"kv_heads": sizes["heads"], "head_dim": sizes["hidden_size"] // sizes["heads"]}
     sizes |= {f: config[key] for f, key in OPTIONAL.items() if config.get(key)}
@@ -169,6 +160,21 @@ def from_config(config: Mapping[str, Any], name: str = "config.json") -> ModelSp
         known_family=config["model_type"] in FAMILIES,
         tower=tower,
     )
+
+
+def _complete(config: Mapping[str, Any], family: Family, name: str) -> dict[str, Any]:
+    """Return the config with the number of experts under its own name, and defaults. Raises `ModelError`."""
+    counts = {name: config[name] for name in _EXPERT_COUNTS if config.get(name) is not None}
+    if family.experts and len({json.dumps(count) for count in counts.values()}) > 1:
+        contrary = " and ".join(f"{key} = {count!r}" for key, count in counts.items())
+        raise ModelError(f"{name}: {contrary} contradict each other: each is the number of experts per layer")
+    written = next((other for other in (family.experts, *_EXPERT_COUNTS) if other in config), None)
+    if family.experts and written:
+        config = {**config, family.experts: config[written]}
+    config = {**family.defaults, **config}
+    if wrong := list(problems(config, family)):
+        raise ModelError(f"{name}: " + "; ".join(wrong))
+    return config
 
 
 def from_counted(config: Mapping[str, Any], name: str, shape: Mapping[str, Any], counted: Counted) -> ModelSpec:

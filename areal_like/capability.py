@@ -1,4 +1,4 @@
-"""What a capability adds to a run: its checks, and its hook in the training loop."""
+"""Capabilities of a run: their checks, and their hooks in the training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.hooks import Hook
 from areal_like.job import Job
@@ -70,10 +71,14 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Capability:
-    """A folder of `areal_like/capabilities/`: `checks` before the start; `hook` makes what the loop calls, or None."""
+    """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
+
+    `hook` makes what the loop calls, and `stream` the prompts in their order, each None where the run has none of it.
+    """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
+    stream: Callable[[Job], PromptStream | None] = lambda job: None
 
 
 @cache
@@ -90,3 +95,8 @@ def check_capabilities(known: Known) -> list[Finding]:
 def make_hooks(started: Started) -> list[Hook]:
     """Return the hooks of a run."""
     return [hook for each in capabilities() if (hook := each.hook(started)) is not None]
+
+
+def make_stream(job: Job) -> PromptStream | None:
+    """Return the stream of prompts that a capability makes, None where none does."""
+    return next((stream for each in capabilities() if (stream := each.stream(job)) is not None), None)

@@ -54,6 +54,8 @@ def main(
     Console().print(_describe_plan(job))
     if job.sharing:
         typer.echo(job.sharing)
+    if job.step_time:
+        typer.echo(f"Predicted: {job.step_time}")
     if show_config:
         typer.echo(dump(loaded.config))
 

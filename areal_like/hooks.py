@@ -10,7 +10,7 @@ from areal_like.types import Batch, Trajectory
 
 @dataclass(eq=False)
 class Share:
-    """What a policy trains in a step: the run's only policy, or one of several adapters.
+    """The part of a policy in a step: the run's only policy, or one of several adapters.
 
     `experience` is what its algorithm was given, None without a reward; `batches` are the mini-batches that were
     trained, each `actor.ppo_epochs` times; `stats` are empty if nothing was trained.
@@ -42,7 +42,7 @@ class TrainingStep:
 
 
 class Hook:
-    """What a capability does beside the loop, in the order of a step; it overrides what it needs.
+    """A part of the loop that a capability adds, in the order of a step; it overrides what it needs.
 
     A hook measures its time with `Started.record.phase`. An exception ends the run.
     """

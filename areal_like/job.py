@@ -30,6 +30,7 @@ class Job:
     models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
     routes: RouteShape | None = None  # that servers return and the trainer replays
     routes_off: str = ""  # the reason why they do not
+    step_time: str | None = None  # the predicted training step, in words, of a dry run
     adapter: str | None = None  # its name, if this is the part of one of several adapters
     adapters: "Sequence[Job]" = ()  # the parts of several adapters (`adapters`), with their own data and algorithms
     layouts: "Sequence[Job]" = ()  # the same run in each of `recover.layouts`, for a trainer that has lost hosts

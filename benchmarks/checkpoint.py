@@ -48,7 +48,7 @@ def main(
             listener = listen("127.0.0.1")
             there = Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener)
             engine = make_engine(replace(spec, backend=backend), there)
-            engine.train(make_batch(run), LossSpec(sft))
+            engine.train(make_batch(run, model), LossSpec(sft))
             figures[backend] = measured(engine, Path(folder) / "checkpoint", rounds)
             engine.shutdown()
             print(backend, figures[backend], flush=True)

@@ -4,21 +4,30 @@ python -m benchmarks.planner         CPU seconds of this process, and the table 
 python -m benchmarks.planner FILE    the table of another file of benchmarks.memory
 
 The table has predicted beside measured step times. A step is the log-prob pass, forward and backward, and the optimizer
-step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation.
+step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation. The rows of
+benchmarks.trainer_throughput have one shape each.
+
+In all rows each expert had kernels of its own, so they are predicted so. In rows that are not of RECENT, Transformer
+Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls of compiled functions
+made launching EARLIER times as long, on one GPU as on four.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import typer
 
 import allocation
 from allocation import BatchSpec, Cluster
+from allocation import efficiency as eff
 from allocation.hardware import GPUS
 from allocation.planner import Task, plan_layouts, training_seconds
 from allocation.settings import MegatronSettings
@@ -26,12 +35,26 @@ from benchmarks import memory
 from benchmarks.report import ROOT, save
 
 MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
+RECENT, EARLIER = "638b50d5f9", 1.64
+_LAUNCHES = ("LAUNCH", "LAUNCH_TP", "LAUNCH_CP", "LAUNCH_MOE", "LAUNCH_EXPERT")
+_MEASURED_GPU = replace(GPUS["h200"], groups_experts=False)
+_EXPERTS = memory.SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
+# Shape, recomputation, tokens of a micro-batch, and the trained share of tokens of files of trainer_throughput.
+THROUGHPUT: dict[str, tuple[dict[str, Any], dict[str, Any], int, float]] = {
+    "qwen3_0.6b_h200": (memory.SHAPES["qwen3-0.6b"], {}, 16384, 0.28),
+    "qwen3_0.6b_all_h200": (memory.SHAPES["qwen3-0.6b"], {}, 16384, 1.0),
+    "qwen3_4b_h200": (memory.SHAPES["qwen3-4b"], memory.FULL, 16384, 0.28),
+    "qwen3_8b_h200": (memory.SHAPES["qwen3-8b"], memory.FULL, 16384, 0.28),
+    "qwen3_moe_h200": (_EXPERTS, {}, 8192, 0.28),
+    "folded_h200x4": (_EXPERTS, {}, 32768, 0.28),
+}
 CASES = (("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-30b-a3b", "128x8"), ("qwen3-235b-a22b", "128x8"))
 
 
 def main(file: Annotated[Path | None, typer.Argument(help="of benchmarks.memory")] = None) -> None:
     if file is None:
         time_planner()
+        show({"throughput": {"rank_correlation": None, "layouts": throughputs()}})
     show(measured(file or MEASURED))
 
 
@@ -47,7 +70,10 @@ def time_planner() -> None:
         best = choices[0].allocation if choices else None
         results.append({"model": name, "cluster": cluster, "seconds": round(seconds, 3), "best": best})
         print(results[-1])
-    save("planner", {"unit": "CPU seconds", "cases": results, "measured": measured(MEASURED)})
+    save(
+        "planner",
+        {"unit": "CPU seconds", "cases": results, "measured": measured(MEASURED), "throughput": throughputs()},
+    )
 
 
 def measured(file: Path) -> dict[str, Any]:
@@ -62,6 +88,19 @@ def measured(file: Path) -> dict[str, Any]:
     return shapes
 
 
+def throughputs() -> list[dict[str, Any]]:
+    """Rows of THROUGHPUT."""
+    rows = []
+    for name, (shape, recompute, tokens, trained) in THROUGHPUT.items():
+        found = json.loads((MEASURED.parent / f"trainer_throughput_{name}.json").read_text())
+        total, speed = found["tokens_per_step"], found["tokens_per_second"]
+        case = {"shape": shape, "recompute": recompute, "tokens": tokens, "layout": found["layout"]}
+        case |= {"tokens_per_step": total, "length": 1344, "trained": trained, "recent": found["commit"] == RECENT}
+        case |= {"step_seconds": total / speed["engine"], "log_probs_seconds": total / speed["log_probs"]}
+        rows.append({"name": name, **row(case)})
+    return rows
+
+
 def row(case: dict[str, Any]) -> dict[str, Any]:
     parts = predicted(case)
     return {
@@ -73,12 +112,15 @@ def row(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted(case: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a step by the planner. Its mean sequence is half of the longest prompt and response together."""
+    """Seconds of a step by the planner, whose mean sequence is half of the longest prompt and response together."""
     model, sizes = memory.described(case)
-    length, gpus = case["length"], sizes.dp * sizes.per_replica
-    batch = BatchSpec(case["tokens_per_step"] // length, 1, 1, length, case["tokens"])
-    task = Task(model, Cluster(1, gpus), GPUS["h200"], batch, prompt=length, response=length)
-    return training_seconds(task, sizes, MegatronSettings(**case["recompute"]))
+    length, gpus, trained = case["length"], sizes.dp * sizes.per_replica, case.get("trained", 1.0)
+    batch = BatchSpec(round(case["tokens_per_step"] / length), 1, 1, length, case["tokens"])
+    prompt = round(2 * length * (1 - trained))
+    task = Task(model, Cluster(1, gpus), _MEASURED_GPU, batch, prompt=prompt, response=2 * length - prompt)
+    slower = 1.0 if case.get("recent") else EARLIER
+    with patch.multiple(eff, **{name: getattr(eff, name) * slower for name in _LAUNCHES}):
+        return training_seconds(task, sizes, MegatronSettings(**case["recompute"]), case["tokens"])
 
 
 def show(shapes: dict[str, Any]) -> None:

@@ -27,10 +27,9 @@ from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import EngineConfig
 from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch, LossSpec
 from benchmarks.report import save
-from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of
+from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of, started
 
 
 def main(
@@ -48,7 +47,7 @@ def main(
         listener = listen("127.0.0.1")
         meeting = Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener)
         spec = spec_of(run, plan, Path(folder))
-        engine = make_engine(replace(spec, config=sharing(spec.config, True)), meeting)
+        engine = started(replace(spec, config=sharing(spec.config, True)), meeting)
         sides = {side: Side(engine, sharing(spec.config, side == "shared"), batch) for side in ("whole", "shared")}
         still = {side: it.train(learning_rate=0.0) for side, it in sides.items()}
         peaks = {side: peak_gib(it.train) for side, it in sides.items()}

@@ -34,11 +34,10 @@ from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.prefix_trees import find_trees
-from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch
 from benchmarks.report import save
 from benchmarks.shared_prompts import Side, sharing
-from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of
+from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of, started
 
 TURNS = BRANCHES = 8
 # the first turn, from 0, that each branch does not share with the one before it
@@ -61,7 +60,7 @@ def main(
         listener = listen("127.0.0.1")
         meeting = Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1], listener=listener)
         spec = spec_of(run, plan, Path(folder))
-        engine = make_engine(replace(spec, config=sharing(spec.config, True)), meeting)
+        engine = started(replace(spec, config=sharing(spec.config, True)), meeting)
         batches = {shape: make_batch(cuts, trees, prompt, question, answer) for shape, cuts in SHAPES.items()}
         shapes = {shape: measure(engine, spec, batch, steps) for shape, batch in batches.items()}
         engine.shutdown()

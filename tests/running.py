@@ -176,11 +176,13 @@ class Run:
         ]
         observed = [process for process in self._processes.values() if process.is_running()]
         partial = map(str, self.directory.glob("checkpoints/.*"))
+        undocumented = undocumented_files(self.directory)
         files = [str(temporary_directory(self.run_id)), str(self.weights), *partial, *self._memory]
         return [
             *(f"process {process}" for process in {*members(self.run_id), *janitors, *observed}),
             *(f"port {port}" for port, pid in listening().items() if port in self._ports and not self._is_foreign(pid)),
             *(f"file {file}" for file in files if os.path.exists(file)),
+            *(f"file {file}, without a row in docs/run.md" for file in undocumented),
         ]
 
     def _is_foreign(self, pid: int | None) -> bool:
@@ -191,10 +193,26 @@ class Run:
             return False
 
 
+def undocumented_files(directory: Path) -> list[str]:
+    """Return the files of a run's directory that the table of docs/run.md, which has their limits, does not name."""
+    rows = re.findall(r"^\| (`[^|]*) \|[^|]+\| +\S.*\|$", (ROOT / "docs/run.md").read_text(), re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    # RANK, N and the like stand for one part of a name, and a folder for everything in it
+    patterns = [re.sub(r"\b[A-Z]+\b", "[^/]+", re.escape(name)) + ".*" * name.endswith("/") for name in names]
+    files = [str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()]
+    return [file for file in files if not any(re.fullmatch(pattern, file) for pattern in patterns)]
+
+
 @contextmanager
-def run(folder: Path, *overrides: str, script: Path = SCRIPT, config: Path = CONFIG) -> Iterator[Run]:
+def run(
+    folder: Path,
+    *overrides: str,
+    script: Path = SCRIPT,
+    config: Path = CONFIG,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Run]:
     """Start a run, and end it at the latest with the block."""
-    started = Run(folder, *overrides, script=script, config=config)
+    started = Run(folder, *overrides, script=script, config=config, env=env)
     try:
         yield started
     finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +40,10 @@ from allocation.cli.output import INVALID, ends, open_console, report, single, w
 from allocation.hardware import GPUS
 from allocation.registry import run_rules
 from allocation.settings import DEFAULT_TOKENS, Workload
+
+if TYPE_CHECKING:
+    from allocation.memory import Estimate
+    from allocation.planner import Choice, Task
 
 DEFAULT_SEQUENCES = 4096  # per step, without --batch: enough to fill every pipeline
 
@@ -84,8 +90,14 @@ def memory(
     with usage(ModelError, "--model"):
         work = Workload(load_model(model), settings, limits, spec)
     plan = single(words, model=work.model, cluster=cluster, megatron=settings)
-    found = estimate(plan, work)
     _report_model(work.model)
+    _show_memory(estimate(plan, work), svg, as_json)
+    if gpu:
+        _report_overflow(plan, cluster, work)
+
+
+def _show_memory(found: Estimate, svg: Path | None, as_json: bool) -> None:
+    """Write the picture if a file is named, and print the table or JSON."""
     from allocation.views import memory as drawn
 
     if svg:
@@ -94,8 +106,6 @@ def memory(
         typer.echo(json.dumps(found.to_json(), indent=1))
     else:
         open_console().print(drawn.terminal(found))
-    if gpu:
-        _report_overflow(plan, cluster, work)
 
 
 def plan(
@@ -129,8 +139,7 @@ def plan(
       allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
-    from allocation.planner import Task, asynchrony, best_each, best_on, fewest_nodes, plan_layouts, shortfall
-    from allocation.views import planned
+    from allocation.planner import Task, plan_layouts
     from allocation.views.facts import MOST_RANKS
 
     if cluster.n_gpus > MOST_RANKS:
@@ -142,13 +151,29 @@ def plan(
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
-        lines = [*(line.rstrip(".") for line in planned.limits(task))]
-        lines += [f"no layout of {shape.name} fits on {cluster} with {task.gpu.name}", *shortfall(task)]
-        if nodes := fewest_nodes(task):
-            lines.append(f"{nodes}x{cluster.n_gpus_per_node} is large enough")
-        typer.echo("; ".join(lines), err=True)
+        _report_shortfall(task)
         raise typer.Exit(INVALID)
-    best, tide, more = choices[0], asynchrony(task, choices[0]), best_on(task, cluster.n_nodes + 1)
+    _show_layouts(task, choices, as_json)
+
+
+def _report_shortfall(task: Task) -> None:
+    """Report that no layout fits, with the size of a cluster on which one does."""
+    from allocation.planner import fewest_nodes, shortfall
+    from allocation.views import planned
+
+    lines = [*(line.rstrip(".") for line in planned.limits(task))]
+    lines += [f"no layout of {task.model.name} fits on {task.cluster} with {task.gpu.name}", *shortfall(task)]
+    if nodes := fewest_nodes(task):
+        lines.append(f"{nodes}x{task.cluster.n_gpus_per_node} is large enough")
+    typer.echo("; ".join(lines), err=True)
+
+
+def _show_layouts(task: Task, choices: Sequence[Choice], as_json: bool) -> None:
+    """Print the layouts, the reasons for the first one, and the alternatives."""
+    from allocation.planner import asynchrony, best_each, best_on
+    from allocation.views import planned
+
+    best, tide, more = choices[0], asynchrony(task, choices[0]), best_on(task, task.cluster.n_nodes + 1)
     synchronous, asynchronous = best_each(task)
     other = synchronous if best.staleness else asynchronous
     if as_json:

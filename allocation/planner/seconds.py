@@ -18,6 +18,7 @@ from allocation.parameters import (
     stage_chunks,
     stages,
     total_parameters,
+    vocabulary,
 )
 from allocation.pipeline import Ends
 from allocation.plan import ParallelSizes
@@ -26,6 +27,8 @@ from allocation.planner.task import PLAIN, Task, with_ends
 from allocation.settings import MegatronSettings
 
 Seconds = dict[str, float]
+
+_RECOMPUTED = 4 / 3  # of the launches of log-probs, forward and backward
 
 
 def training_seconds(
@@ -95,20 +98,15 @@ def _with_micro_batches(
 ) -> Seconds:
     """Return the seconds with those that depend on the number of micro-batches: the bubble, and the host's launches.
 
-    Launching kernels runs beside the GPU's work and counts where it takes longer; experts are launched when the host
-    has the numbers of their tokens, so that theirs always counts.
+    Launching kernels runs beside the GPU's work and counts where it takes longer; with experts a share of the shorter
+    counts, too.
     """
     count = math.ceil(task.tokens / task.batch.n_minibatches / s.dp / tokens)
     bubble = times["compute"] * (s.pp - 1) / count
-    layers = largest_stage(task.model, s, megatron)[1]
-    launches, experts = _launch_seconds(task.model, s, layers)
-    if megatron.recompute_granularity == "full":
-        launches *= 4 / 3
-    if megatron.recompute_granularity:
-        experts *= 1 + eff.RECOMPUTED_EXPERTS
+    host = (count + s.pp - 1) * _launch_seconds(task, s, megatron)
     at_once = sum(times.values()) + bubble - sum(times.get(name, 0.0) for name in ("dp", "optimizer", "offload"))
-    host = (count + s.pp - 1) * launches
-    return {**times, "bubble": bubble, "host": max(0.0, host - at_once) + (count + s.pp - 1) * experts}
+    waits = eff.WAITS * min(host, at_once) if task.model.experts else 0.0
+    return {**times, "bubble": bubble, "host": max(0.0, host - at_once) + waits}
 
 
 def offloaded_bytes(task: Task, sizes: ParallelSizes, megatron: MegatronSettings) -> tuple[int, int]:
@@ -129,11 +127,19 @@ def _offload_seconds(task: Task, sizes: ParallelSizes, megatron: MegatronSetting
     return {"offload": 2 * moved / eff.HOST_LINK} if moved else {}
 
 
-def _launch_seconds(model: ModelSpec, s: ParallelSizes, layers: int) -> tuple[float, float]:
-    """Return the launch time of a micro-batch on a rank, in seconds: log-probs and training, all layers and experts."""
+def _launch_seconds(task: Task, s: ParallelSizes, megatron: MegatronSettings) -> float:
+    """Return the launch time of a micro-batch on a rank, in seconds, for log-probs and training."""
+    model, layers = task.model, largest_stage(task.model, s, megatron)[1]
     with_experts = layers * (1 - len(model.dense_layers) / model.layers) if model.experts else 0
-    layer = eff.LAUNCH + eff.LAUNCH_TP * (s.tp > 1) + eff.LAUNCH_CP * (s.cp > 1)
-    return layers * layer, with_experts * (eff.LAUNCH_MOE + eff.LAUNCH_EXPERT * model.experts / s.ep)
+    grouped = task.gpu.groups_experts and task.dtype == "bfloat16"
+    each = eff.LAUNCH_MOE + (0 if grouped else eff.LAUNCH_EXPERT * model.experts / s.ep)
+    dense = layers * (eff.LAUNCH + eff.LAUNCH_TP * (s.tp > 1) + eff.LAUNCH_CP * (s.cp > 1))
+    experts = with_experts * each
+    if megatron.recompute_granularity == "full":
+        dense *= _RECOMPUTED
+    if megatron.recompute_granularity:
+        experts *= _RECOMPUTED
+    return dense + experts
 
 
 def _recomputed_flops(task: Task, megatron: MegatronSettings) -> float:
@@ -152,11 +158,15 @@ def _active(model: ModelSpec) -> int:
 
 
 def _flops_per_token(task: Task) -> float:
-    """Return FLOPs per token and pass, divided by 2: active parameters, and attention over half of a mean sequence."""
+    """Return FLOPs per token and pass, divided by 2: active parameters, and half of attention's scores, twice.
+
+    Only generated tokens need the output layer.
+    """
     model, mean = task.model, task.tokens / task.batch.sequences
     sliding = len(model.sliding_layers)
     full = model.layers - len(model.linear_layers) - sliding
-    return _active(model) + (full * mean / 2 + sliding * min(mean / 2, model.window)) * model.query_width
+    scores = (full * mean + sliding * min(mean, 2 * model.window)) * model.query_width
+    return _active(model) - vocabulary(model) * (1 - task.generated / task.tokens) + scores
 
 
 def largest_stage(model: ModelSpec, sizes: ParallelSizes, megatron: MegatronSettings) -> tuple[Held, int]:

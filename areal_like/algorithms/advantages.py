@@ -48,22 +48,13 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     by_turn = settings.turns_alone or settings.turn_discount != 1 or "turn_rewards" in batch.fields
     sampled_by_teacher = settings.teacher_coef and TEACHER_TOP not in batch.fields  # else the loss uses the teacher
     per_token = settings.kl_ctl or sampled_by_teacher or settings.discount != 1 or by_turn or experience.nodes
-    if settings.turns_alone:
-        credited = credit_each_turn(experience, shaped, settings)
-    elif experience.nodes:
-        credited = _credit_nodes(experience, shaped, settings, by_turn=by_turn)
-    elif by_turn:
-        credited = _credit_turns(experience, shaped, counts, settings)
-    else:
-        rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
-        credited = np.zeros(counts.sum())
-        credited[np.cumsum(counts) - 1] = rewards
     if values is None and not per_token and settings.adv_norm == NormConfig():
-        one_each = _clip(np.float32(settings.reward_coef) * rewards, settings)
-        return {"advantages": one_each, **selection}
+        rewards = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
+        return {"advantages": _clip(np.float32(settings.reward_coef) * rewards, settings), **selection}
 
     own_values = np.zeros(counts.sum()) if values is None else values[generated].astype(np.float64)
     decay = settings.gae_lambda if settings.critic else 1.0  # without values λ would be a second discount
+    credited = _credit(experience, shaped, counts, settings, by_turn=by_turn)
     token_rewards = credited - _divergence_cost(experience, settings)
     advantages = gae(token_rewards, own_values, counts, settings.discount, decay)
     groups = np.repeat(experience.groups, counts)
@@ -79,6 +70,26 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     if values is not None:
         fields["returns"] = (advantages + own_values).astype(np.float32)
     return {name: _fill_places(generated, own) for name, own in fields.items()} | selection
+
+
+def _credit(
+    experience: Experience,
+    shaped: NDArray[np.float64],
+    counts: NDArray[np.int64],
+    settings: Settings,
+    *,
+    by_turn: bool,
+) -> NDArray[np.float64]:
+    """Return the reward of each generated token: of its turn, its node, or the trajectory's at the last token."""
+    if settings.turns_alone:
+        return credit_each_turn(experience, shaped, settings)
+    if experience.nodes:
+        return _credit_nodes(experience, shaped, settings, by_turn=by_turn)
+    if by_turn:
+        return _credit_turns(experience, shaped, counts, settings)
+    credited = np.zeros(counts.sum())
+    credited[np.cumsum(counts) - 1] = normalise(shaped, experience.groups, settings.reward_norm, experience.samples)
+    return credited
 
 
 def shape_rewards(experience: Experience, settings: Settings, longest: int) -> NDArray[np.float64]:

@@ -14,11 +14,12 @@ So the groups of different lines are disjoint. Together with dropped and waiting
 
 import json
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
+from typing import Any, Self
 
 from areal_like.checkpoint.files import append_durably, reading, size_of, write_durably
 from areal_like.errors import CheckpointError, writing
@@ -29,8 +30,7 @@ class Step:
     """The training step that made `version`: its groups, and the dataset row (`sample_id`) of each.
 
     Runs that choose prompts or baselines by earlier results also record these: the mean reward of each group, null if
-    missing, the groups dropped since the last step with their mean rewards, and the number of blocks of prompts drawn
-    before (`data/curriculum.py`).
+    missing, the groups dropped since the last step with their mean rewards, and what their stream of prompts adds.
     """
 
     version: int
@@ -38,14 +38,23 @@ class Step:
     samples: Sequence[int]
     rewards: Sequence[float | None] = ()
     dropped: Sequence[tuple[int, float]] = ()
-    drawn: int = 0
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the line of the journal, without fields that the run does not use."""
-        values = {
-            name: value for name, value in vars(self).items() if value or name in ("version", "groups", "samples")
-        }
-        return json.dumps(values) + "\n"
+        values = {**vars(self), **self.own, "own": None}
+        used = {name: value for name, value in values.items() if value or name in ("version", "groups", "samples")}
+        return json.dumps(used) + "\n"
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """Return the step of a line; raises ValueError or TypeError if it is none."""
+        values = json.loads(line)
+        known = {part.name for part in fields(cls)} - {"own"}
+        return cls(
+            **{name: value for name, value in values.items() if name in known},
+            own={name: value for name, value in values.items() if name not in known},
+        )
 
 
 class Journal:
@@ -130,7 +139,7 @@ def read_steps(path: Path) -> Generator[Step]:
 
 def _step(line: bytes, place: str) -> Step:
     try:
-        return Step(**json.loads(line.decode()))
-    except (ValueError, TypeError) as error:
+        return Step.from_json(line.decode())
+    except (ValueError, TypeError, AttributeError) as error:
         what = "it has zero bytes" if b"\0" in line else str(error)
         raise CheckpointError(f"{place} is not a step of a run: {what}. {_RESTORE}") from error

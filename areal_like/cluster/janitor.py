@@ -27,6 +27,7 @@ import psutil
 from areal_like.cluster.containers import remove_containers
 from areal_like.cluster.lineage import Identity, Lineage, identity
 from areal_like.cluster.shared_memory import SharedMemoryWatch
+from areal_like.runtime.descendants import is_cleaner
 
 RUN_VARIABLE = "AREAL_LIKE_RUN"
 LOOK_S = 0.2  # between two scans of this host's processes
@@ -34,8 +35,6 @@ _REST = 20  # multiples of a scan's CPU time, at least
 _MEMBER, _WORKER = "member.", "worker."
 GRACE_S = 2.0  # between SIGTERM and SIGKILL
 LIMIT_S = 60.0  # a process that survives SIGKILL this long waits for the system
-# These outlive their clients briefly to unlink shared memory, and end by themselves.
-CLEANERS = ("resource_tracker", "torch_shm_manager")
 
 
 def main() -> None:
@@ -49,15 +48,15 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     run = _Run(run_id, owner, lineage, Path(directories[0]))
-    shared_memory, owners = SharedMemoryWatch(), SharedMemoryWatch()
+    shared_memory, owners = SharedMemoryWatch(owner.pid), SharedMemoryWatch(owner.pid)
 
     def look() -> None:
         run.look()
-        shared_memory.look(lambda: members(run_id))
+        shared_memory.look(run.living)
         owners.look(lambda: filter(_lives, [owner]))  # its pid may have been reused
 
     # A child that the owner forked without exec also holds the pipe, so the pipe's end alone is not enough.
-    while not select.select([sys.stdin], [], [], LOOK_S)[0] and _lives(owner):
+    while sys.stdin not in select.select([sys.stdin, *shared_memory.creations], [], [], LOOK_S)[0] and _lives(owner):
         look()
     if _lives(owner) and (ended := os.read(0, 64)):  # its later children do not belong to the run
         lineage.until = int(ended)
@@ -86,7 +85,7 @@ class _Run:
         if time.monotonic() >= self.next_look:
             start = time.process_time()  # time in which a busy machine does not run this process does not count
             self._look()
-            _signal((each for each in self.lineage.find_abandoned() if not _is_cleaner(each)), signal.SIGKILL)
+            _signal((each for each in self.lineage.find_abandoned() if not is_cleaner(each.pid)), signal.SIGKILL)
             self.next_look = time.monotonic() + _REST * (time.process_time() - start)
 
     def _look(self, *more: Identity) -> None:
@@ -103,7 +102,7 @@ class _Run:
         start = time.monotonic()
         terminated: set[psutil.Process] = set()
         while (left := self.living()) and (elapsed := time.monotonic() - start) < LIMIT_S:
-            workers = [process for process in left if not _is_cleaner(process)]
+            workers = [process for process in left if not is_cleaner(process.pid)]
             chosen = workers or (left if elapsed > GRACE_S + 1 else [])
             if elapsed < GRACE_S:
                 _signal({*chosen} - terminated, signal.SIGTERM)
@@ -146,13 +145,6 @@ def members(run_id: str) -> list[psutil.Process]:
 def _lives(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
-
-
-def _is_cleaner(process: psutil.Process) -> bool:
-    try:
-        return any(name in " ".join(process.cmdline()) for name in CLEANERS)
     except psutil.Error:
         return False
 

@@ -23,6 +23,7 @@ from areal_like.cluster.ports import PORTS_VARIABLE
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.errors import PRIVATE_UMASK, WorkerError, private
 from areal_like.events import note, now
+from areal_like.runtime.logs import shorten_log
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -47,6 +48,7 @@ class Worker:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             if host == LOOPBACK or name not in os.environ:  # private processes listen only on loopback
                 os.environ[name] = local_interface(host)
+        self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "ab", opener=private) as log:
             for descriptor in (1, 2):
@@ -63,6 +65,7 @@ class Worker:
             return getattr(self._target, method)(*args)
         finally:
             sys.stdout.flush()
+            shorten_log(self._log_file)
 
 
 class AsyncWorker(Worker):

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,23 @@ class PromptStream:
         """Return the number of the prompt at a place, among all prompts."""
         epoch, position = divmod(place, len(self._prompts))
         return self._order_of(epoch)[position]
+
+    def observe(self, rows: Sequence[int], rewards: Sequence[float]) -> None:
+        """Note the mean rewards of rows in a step; a stream that chooses prompts by results overrides these methods."""
+
+    def advance(self, version: int) -> None:
+        """Note that the servers have a version, and all results before it were observed."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return values for the journal's line of a step, before its results are observed."""
+        return {}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Take the values of a step's line, before its results are observed again."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return statistics since the last call."""
+        return {}
 
     def __getitem__(self, place: int) -> Prompt:
         return self._prompts[self.row(place)]

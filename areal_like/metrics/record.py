@@ -12,11 +12,13 @@ from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, now, recording, span
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
+from areal_like.metrics.part_names import PartNames
 from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import Decode, Sample, escape, pick, reward_of, sample_of, thin_out, write_samples
 from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
+from areal_like.metrics.waiting import WaitingNotes
 from areal_like.metrics.writer import Writer
 from areal_like.types import Trajectory
 
@@ -44,6 +46,7 @@ class Record:
         decode: Decode | None = None,
         n_samples: int | None = None,
         n_shown: int = 0,
+        waiting: WaitingNotes | None = None,
     ) -> None:
         self.directory = directory
         self._title = title
@@ -56,7 +59,8 @@ class Record:
         self._unwritten: set[str] = set()  # files whose failure was reported
         if self._report:
             self._report.describe(self._about)
-        self._sinks = list(sinks)
+        self._sinks, self._waiting_notes = list(sinks), waiting
+        self._part_names = PartNames(view.say)
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
         self._held_out: dict[int, float] = {}
@@ -84,6 +88,18 @@ class Record:
             yield
         finally:
             self._log.note(CONTROLLER, name, start, now(), step=self._last + 1)
+
+    @contextmanager
+    def waiting(self, present: Callable[[], Mapping[str, float]]) -> Iterator[None]:
+        """Time a wait for rollouts as a phase, and report its cause while it lasts long (`WaitingNotes.watch`)."""
+        notes = self._waiting_notes
+        watching = asyncio.create_task(notes.watch(self._last + 1, present)) if notes else None
+        try:
+            with self.phase("wait for rollouts"):
+                yield
+        finally:
+            if watching:
+                watching.cancel()
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the Hugging Face checkpoint of `step`."""
@@ -193,6 +209,7 @@ class Record:
         """
         began, events = self._step_began, self._drain()
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
+        stats = self._part_names.limit(stats)
         scalars = step_scalars(stats, events, began, self._step_began, rollout_tokens)
         self._last = step
         if "reward" in stats:
@@ -268,6 +285,8 @@ class Record:
         return events
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._waiting_notes:
+            self._waiting_notes.log(step, scalars)
         for sink in self._sinks:
             self._writer.do(partial(sink.log, step, scalars))
         self._on_page(lambda page: page.log(step, scalars))

@@ -24,6 +24,7 @@ from areal_like.preflight.resume import find_layouts
 from areal_like.preflight.roles import find_role_models
 from areal_like.preflight.router_replay import find_routes
 from areal_like.preflight.sharing import describe_sharing
+from areal_like.preflight.step_time import describe_step
 from areal_like.preflight.unnamed import name_unfinished
 from areal_like.preflight.view import view_roles
 
@@ -81,6 +82,8 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         return Preflight(located, None)
     sharing = describe_sharing(config, plan, models, images) if plan and device == "cuda" else None
     job = _make_job(known, policies, located, sharing)
+    if job and plan and dry_run and device == "cuda":
+        job = replace(job, step_time=describe_step(config, plan, models, images))
     others = [replace(job, config=changed, plan=other) for changed, other in layouts] if job else ()
     return Preflight(located, job and replace(job, layouts=others))
 

@@ -21,7 +21,7 @@ from areal_like.data.dataset import load_prompts, training_steps
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.answers import answer_check
-from areal_like.preflight.prompt_results import check_prompt_results
+from areal_like.preflight.prompt_results import check_visits
 from areal_like.preflight.workflow import plays_groups
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of
@@ -85,12 +85,13 @@ def check_data(
     prompts: Prompts,
     algorithm: Algorithm | None,
 ) -> Iterator[Finding]:
-    """Check numbers of prompts, samples and steps, lengths in tokens, and the curriculum."""
+    """Check numbers of prompts, samples and steps, and lengths in tokens."""
     yield from _samples(config)
     yield from _held_out(config)
     yield from _context(config, spec)
     yield from _steps(config, len(prompts["train_dataset"]))
-    yield from check_prompt_results(config, algorithm, prompts["train_dataset"])
+    if algorithm is not None and "baselines" in algorithm.needs:
+        yield from check_visits(config, prompts["train_dataset"], "algorithm")
     if config.warm_start is not None and tokenizer is not None and plan is not None:
         actor = plan.engine("actor")
         for key in _IMITATED:

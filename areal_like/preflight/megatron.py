@@ -18,9 +18,7 @@ from areal_like.trainer.packing import sequence_alignment
 _OVERRIDES = "megatron.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
 _EXPERTS_APART = ("qwen3_moe",)  # whose experts Megatron Bridge names one by one
-_OFFLOADS = ("param_offload", "grad_offload", "optimizer_offload")
 _OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
-_GRAPHS = ("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
 
 
 def check_trainer_options(view: RoleView) -> Iterator[Finding]:
@@ -49,10 +47,8 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
     if spec is not None:
         yield from _absent(view, spec)
     yield from _optimizer(view)
-    yield from _check_offloaded(view)
     if view.device == "cuda":
         yield from _attention(view)
-        yield from _check_fused(view)
 
 
 def _fsdp(view: RoleView) -> Iterator[Finding]:
@@ -131,17 +127,6 @@ def _experts(view: RoleView, family: str | None) -> Iterator[Finding]:
         yield finding("RUN-MEGATRON-RECOMPUTE-MOE-ACT", key, message, f"write {grouped}=true")
 
 
-def _check_fused(view: RoleView) -> Iterator[Finding]:
-    """Check fused options that need a kernel of Apex, which is not installed."""
-    name, kernel = "gradient_accumulation_fusion", "fused_weight_gradient_mlp_cuda"
-    if view.engine.megatron.override_transformer_config.get(name) and importlib.util.find_spec(kernel) is None:
-        key, message = (
-            f"{view.key(_OVERRIDES)}.{name}",
-            f"{name} needs Apex's extension {kernel}, which is not installed",
-        )
-        yield finding("RUN-PACKAGE", key, message, f"write {key}=false")
-
-
 def _check_recomputed(view: RoleView) -> Iterator[Finding]:
     """Check that modules are chosen only where not everything is recomputed."""
     megatron, modules = view.engine.megatron, view.key("megatron.recompute_modules")
@@ -190,17 +175,6 @@ def _optimizer(view: RoleView) -> Iterator[Finding]:
         if (value := getattr(megatron, name)) != "float32":
             own, message = view.key(f"megatron.{name}"), f"{value} needs use_precision_aware_optimizer=true"
             yield finding("RUN-MEGATRON-PRECISION-STATE", own, message, f"write {key}=true, or {own}=float32")
-
-
-def _check_offloaded(view: RoleView) -> Iterator[Finding]:
-    """Check that CUDA graphs are not combined with offloading: a captured graph has fixed addresses."""
-    megatron = view.engine.megatron
-    overrides, chosen = megatron.override_transformer_config, [n for n in _OFFLOADS if getattr(megatron, n)]
-    graphs = next((name for name in _GRAPHS if overrides.get(name) not in (None, False, "none")), None)
-    if graphs and (chosen or view.engine.offload):
-        key = view.key("offload" if view.engine.offload else f"megatron.{chosen[0]}")
-        message = f"CUDA graphs ({graphs}) need fixed addresses, and offloaded state returns to other addresses"
-        yield finding("RUN-MEGATRON-OFFLOAD-GRAPHS", key, message, f"write {key}=false")
 
 
 def _attention(view: RoleView) -> Iterator[Finding]:

@@ -176,20 +176,7 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     Sequences are shared, and prompts with them, in attention that the trainer computes itself.
     """
     path = view.key("path")
-    if why := NOT_PACKED.get(spec.family):
-        message = f"the FSDP trainer cannot train a {spec.family}: {why}"
-        yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
-    elif spec.tower is None and spec.family in WITHOUT_MODEL:
-        message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
-        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "use a text-only model, such as a qwen3")
-    if spec.family in WITHOUT_SERVER:
-        message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
-        yield finding("RUN-FSDP-SERVER", path, message, "use a model of another family, such as a qwen3")
-    if spec.family in ALWAYS_TIED and not spec.tied_embeddings:
-        message = f"SGLang uses the embedding as the output layer of a {spec.family}, and this model has "
-        message += "tie_word_embeddings = false"
-        help = "tie the checkpoint's embeddings, or use a model of another family, such as a qwen3"
-        yield finding("RUN-FSDP-UNTIED", path, message, help)
+    yield from _families_of_fsdp(path, spec)
     model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
     if looks_ahead(model):
         message = "use_bidirectional_attention lets tokens attend to later ones, which servers have not generated yet"
@@ -221,6 +208,24 @@ def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes
     if not spec.known_family and spec.counted is None:
         message = f"the installed transformers has no language model for model_type {spec.family}"
         yield finding("RUN-FSDP-FAMILY", path, message, "use a model of a family that transformers has")
+
+
+def _families_of_fsdp(path: str, spec: ModelSpec) -> Iterator[Finding]:
+    """Find families that the FSDP trainer cannot train, or that SGLang cannot serve as it trains them."""
+    if why := NOT_PACKED.get(spec.family):
+        message = f"the FSDP trainer cannot train a {spec.family}: {why}"
+        yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
+    elif spec.tower is None and spec.family in WITHOUT_MODEL:
+        message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
+        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "use a text-only model, such as a qwen3")
+    if spec.family in WITHOUT_SERVER:
+        message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
+        yield finding("RUN-FSDP-SERVER", path, message, "use a model of another family, such as a qwen3")
+    if spec.family in ALWAYS_TIED and not spec.tied_embeddings:
+        message = f"SGLang uses the embedding as the output layer of a {spec.family}, and this model has "
+        message += "tie_word_embeddings = false"
+        help = "tie the checkpoint's embeddings, or use a model of another family, such as a qwen3"
+        yield finding("RUN-FSDP-UNTIED", path, message, help)
 
 
 def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Iterator[Finding]:

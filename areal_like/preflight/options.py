@@ -12,6 +12,7 @@ from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.megatron import option_finding
 from areal_like.preflight.served_adapters import check_served_adapters
+from areal_like.preflight.served_layout import check_served_family
 from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.types import Device
 
@@ -22,6 +23,8 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     yield from check_served_adapters(config, device, spec, plan)
     yield from _download(config.weight_update)
     yield from _server(config.sglang, device)
+    if spec is not None:
+        yield from check_served_family(device, spec, "actor.path")
     yield from _prefill(config)
     if spec is not None and spec.tower and spec.family.removesuffix("_text") in SEES_WHOLE_IMAGES:
         yield from _chunks(config.sglang)

@@ -11,7 +11,7 @@ from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
 
 KEY = "rollout.router_replay"
 _OVERRIDES = "actor.megatron.override_transformer_config"
-_FUSED = ("moe_router_fusion", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph")
+_FUSED = "moe_router_fusion"
 
 
 def find_routes(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> tuple[RouteShape | None, str]:
@@ -50,7 +50,7 @@ def _problem(config: RunConfig, spec: ModelSpec, plan: Plan | None) -> tuple[str
         known = ", ".join(sorted(REPLAYS_ROUTES))
         return "RUN-REPLAY-FSDP", f"the FSDP trainer replays routes of {known}, and the model is a {spec.family}"
     overrides = config.actor.megatron.override_transformer_config
-    if fused := next((name for name in _FUSED if overrides.get(name) not in (None, False, "none")), None):
-        message = f"{_OVERRIDES}.{fused} runs the routers in kernels that cannot replay experts"
+    if overrides.get(_FUSED):
+        message = f"{_OVERRIDES}.{_FUSED} runs the routers in kernels that cannot replay experts"
         return "RUN-REPLAY-FUSED", message
     return None

@@ -41,13 +41,14 @@ def _of_one_policy(config: RunConfig, algorithms: Sequence[Algorithm | None]) ->
         "ref": (config.ref is not None and not config.base_is_reference, "write ref={}: the base without adapters"),
         "reward.model": (any(own.reward.model for own in each), "use a reward function"),
         "reward.judge": (any(own.reward.judge for own in each), "use a reward function"),
-        "train_dataset.curriculum": (
-            any(own.train_dataset.curriculum for own in each),
-            "write train_dataset.curriculum=null",
-        ),
         "algorithm": (values, "use another algorithm than single_rollout"),
     }
     for key, (is_set, help) in parts.items():
         if is_set:
-            message = f"{key} belongs to a single policy, and this run has {len(config.adapters)} adapters"
-            yield finding("RUN-SEVERAL-PARTS", key, message, help)
+            yield from refuse_with_several(config, key, help)
+
+
+def refuse_with_several(config: RunConfig, key: str, help: str) -> Iterator[Finding]:
+    """Find a part that belongs to a single policy, in a run with several adapters."""
+    message = f"{key} belongs to a single policy, and this run has {len(config.adapters)} adapters"
+    yield finding("RUN-SEVERAL-PARTS", key, message, help)

@@ -15,6 +15,7 @@ from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.view import RoleView
+from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE
 from areal_like.trainer.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
 from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of
 
@@ -119,11 +120,13 @@ def _of_model(found: Finding) -> Finding:
 
 def find_servers(family: str) -> dict[str, str]:
     """Return whether SGLang serves a family on each device, which is known of the families in TRAINED."""
+    alone = ON_GPUS_ALONE & {family, f"{family}_text"}
+    on_cpu = "no: SGLang's CPU server lacks kernels of the family" if alone else "yes"
     if family in WITH_IMAGES:
         on_gpus = "yes" if family in SEES_WHOLE_IMAGES else "yes, but no test shows it"
-        return {"SGLang on CPU": "yes", "SGLang on GPUs": on_gpus}
+        return {"SGLang on CPU": on_cpu, "SGLang on GPUs": on_gpus}
     if family in WITHOUT_SERVER:
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "no: it does not start with the family's rope")
     if not any(family in families for families in TRAINED.values()):
         return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), f"not tested with a {family}")
-    return dict.fromkeys(("SGLang on CPU", "SGLang on GPUs"), "yes")
+    return {"SGLang on CPU": on_cpu, "SGLang on GPUs": "yes"}

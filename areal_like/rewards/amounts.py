@@ -7,8 +7,9 @@ from fractions import Fraction
 
 _LONGEST = 2000  # digits or powers of ten of a number that is read here
 
-_INTEGER = r"(?:\d{1,3}(?:(?:,|_|'| )\d{3})+(?!\d)|\d+)"
-_DECIMAL = rf"(?:{_INTEGER}(?:\.\d+)?|\.\d+)"
+_INTEGER = r"(?:\d{1,3}(?:(?:,|_|'| )\d{3})+(?!\d)|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)|\d+)"
+_EUROPEAN = r"\d{1,3}(?:(?:\.\d{3}){2,}(?:,\d+)?|(?:\.\d{3})+,\d+)(?![\d.,])"
+_DECIMAL = rf"(?:{_EUROPEAN}|{_INTEGER}(?:\.\d+)?|\.\d+)"
 _SIGNED = rf"[-+]?\s*{_DECIMAL}"
 _TEN = r"10\s*\^\s*(?:\{\s*([-+]?\s*\d+)\s*\}|([-+]?\d+))"
 _TIMES = r"\s*(?:\\times|\\cdot|[x*X])\s*"
@@ -75,6 +76,7 @@ _PARTS = {word: Fraction(1, n) for n, word in enumerate(_ORDINALS, 2)} | {
 _PLURAL_PARTS = {
     ("halves" if word == "half" else f"{word}s"): part for word, part in _PARTS.items() if word != "quarter"
 }
+NUMBER_WORDS = [*_WORDS, *_POWERS]
 _ATTACHED = {"k": 1000, "K": 1000, "M": 10**6, "B": 10**9, "T": 10**12, "bn": 10**9, "mn": 10**6}
 _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "₩": "krw"}
 # words beside a number that make it another one, or no one
@@ -116,6 +118,8 @@ _CHANGING = frozenset(
         "except",
         "out",
         "cannot",
+        "any",
+        "such",
         "isn",
         "unknown",
         "twice",
@@ -131,7 +135,7 @@ for _dimension, _names in {
     "time": "s sec second=1 min minute=60 h hr hour=3600 day=86400 week=604800",
     "volume": "ml mL milliliter millilitre=1 l L liter litre=1000",
     "money": "cent penny pennies=1 usd dollar buck=100", "euro": "eur euro=1", "pound sterling": "gbp=1", "yen": "jpy yen=1",
-    "rupee": "inr rs rupee=1", "power": "w W watt=1 kw kW kilowatt=1000", "angle": "degree deg=1",
+    "rupee": "inr rs rupee=1", "celsius": "celsius=1", "fahrenheit": "fahrenheit=1", "power": "w W watt=1 kw kW kilowatt=1000", "angle": "degree deg=1",
 }.items():  # fmt: skip
     for _group in re.findall(r"([^=]+)=([\d.]+)", _names):
         for _name in _group[0].split():
@@ -170,6 +174,7 @@ def read_amount(text: str) -> Amount | None:
 def _read_amount(text: str) -> Amount | None:
     if (spelled := _read_spelled(text)) is not None:
         text = spelled
+    text = re.sub(r"\$\s*(\d+) and (?=\d\d? cents)", r"\1 dollars and ", text)
     currency = next((name for sign, name in _CURRENCIES.items() if sign in text), "")
     if currency == "eur" and (comma := re.search(r"(?<![\d,.])(\d{1,3}(?:\.\d{3})+|\d+),(\d\d)(?!\d)", text)):
         text = f"{text[: comma.start()]}{comma[1].replace('.', '')}.{comma[2]}{text[comma.end() :]}"
@@ -237,6 +242,8 @@ def _value(name: str, groups: list[str | None]) -> Fraction | None:
 
 
 def _decimal(text: str) -> Fraction:
+    if re.fullmatch(_EUROPEAN, text):
+        text = text.replace(".", "").replace(",", ".")
     return Fraction(re.sub(r"[,_' ]", "", text).removeprefix("+"))
 
 
@@ -281,7 +288,7 @@ def is_unit(text: str) -> bool:
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
     if not text:
         return True
-    text = re.sub(r"^times as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b", "", text)
+    text = re.sub(r"^times(?:$| as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b)", "", text)
     text = re.sub(r"^(?:more|fewer|less|extra)\s+(?!than\b)(?=[a-z])|\bleft over\b", "", text, flags=re.I)
     bare = re.sub(r"(?<=[a-zA-Z])\s?\^\s*\{?-?[123]\}?|(?<=[cdkm]m)[23]\b", "", text)
     if re.search(r"[^\w\s.,;:'\"/&!?()*-]|\d|_|-\s|\s-|/(?!\s?[a-zA-Z])|^[!*]", bare):
@@ -298,6 +305,8 @@ def is_unit(text: str) -> bool:
 def _unit(text: str) -> tuple[str, Fraction]:
     """Return the dimension and size of a unit; an empty dimension if it is unknown."""
     text = re.sub(r"\s*\(.*\)$", "", text.strip().strip(".")).replace(" per ", "/").replace("{", "").replace("}", "")
+    if temperature := re.match(r"degrees? ([CF])", text, re.I):
+        text = "celsius" if temperature[1].lower() == "c" else "fahrenheit"
     text = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}.get(text, text)
     above, *below = [part.strip() for part in text.split("/")]
     if below:

@@ -18,7 +18,7 @@ _CHOICE = re.compile(
 _TIME = re.compile(r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?|(?=\s*[ap]\.?\s?m\b))\s*(?:([ap])\.?\s?m\b\.?)?", re.I)
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*(?::|\bto\b)\s*\d+(?:\.\d+)?)+")
 _LEFT = re.compile(
-    r"((?:[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
+    r"((?:\\frac\{d\w\}\{d\w\}|[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
 )
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))|,(?<!\d,)|;|\b(?:and|or)\b|\\cup(?![a-z])|\\(?:lor|vee|land|wedge)(?![a-z])")
 _PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")
@@ -48,10 +48,42 @@ _TRUTHS = ("yes", "no", "true", "false")
 
 def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     """Return whether an answer equals the reference; `symbolic` compares what only mathematics can."""
-    one, other = (_REVERSED.sub(r"\2=\1", _without_unit(plain(text))) for text in (given, wanted))
+    one, other = plain(given), plain(wanted)
+    if r"\pi" in one + other:
+        one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
+    moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
+    if len(set(moduli)) > 1:
+        return False
+    one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
+    if not re.search(r"[\d\\]", one):
+        one = _COPULA.sub("", one)
+    if (r"\begin{pmatrix}" in one) != (r"\begin{pmatrix}" in other):
+        one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
+    if other.endswith("+ C"):
+        one = re.sub(r"\+\s*[ckK]$", "+ C", one)
+    one, other = (_REVERSED.sub(r"\2=\1", _ascending(_without_unit(text))) for text in (one, other))
     if re.match(r"[a-z]\s*=", other if _TUPLE.fullmatch(one) else one):  # `(x, y) = (1, 2)` is `x = 1, y = 2`
         one, other = _TUPLE.sub(_equations, one), _TUPLE.sub(_equations, other)
     return _equal(one, other, symbolic)
+
+
+_VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
+_MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
+_COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+
+
+def _tuple(vector: re.Match[str]) -> str:
+    return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
+
+
+def _ascending(text: str) -> str:
+    """Return `3 > x > 1` as `1 < x < 3`."""
+    chain = re.fullmatch(r"([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)", text)
+    if chain is None:
+        return text
+    less = {">": "<"}
+    return f"{chain[5]}{less.get(chain[4], r'\le ')}{chain[3]}{less.get(chain[2], r'\le ')}{chain[1]}"
 
 
 def _equations(match: re.Match[str]) -> str:
@@ -80,11 +112,13 @@ def _equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
         return True
     for reader in (
         _as_truth,
+        _as_date,
         _as_time,
         _as_ratio,
         _as_amount,
         _as_choice,
         _as_relation,
+        _as_coordinates,
         _as_list,
         _as_bracket,
         _as_words,
@@ -132,6 +166,34 @@ def _as_truth(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     return None
 
 
+def _as_date(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
+    """Compare dates; one without a year fits each year."""
+    one, other = _date(given), _date(wanted)
+    if one is None or other is None:
+        return None
+    return one[1:] == other[1:] and (one[0] == other[0] or None in (one[0], other[0]))
+
+
+def _date(text: str) -> tuple[str | None, int, str] | None:
+    if match := re.fullmatch(r"(\d{4})[-/](\d\d?)[-/](\d\d?)", text):
+        return match[1], int(match[2]), match[3].lstrip("0")
+    month = _MONTH.search(text)
+    digits = re.findall(r"(?<!\d)\d{1,2}(?!\d)|\d{4}", text)
+    if month is None or re.search(r"[^\w\s,.]", text) or not 1 <= len(digits) <= 2 or len(words_in(text)) > 4:
+        return None
+    years = [each for each in digits if len(each) == 4]
+    days = [each.lstrip("0") for each in digits if len(each) < 4]
+    number = "janfebmaraprmayjunjulaugsepoctnovdec".index(month[0][:3].lower()) // 3 + 1
+    return (years or [None])[0], number, (days or [""])[0]
+
+
+_MONTH = re.compile(
+    r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
+    r"|dec(?:ember)?)\b",
+    re.I,
+)
+
+
 def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     one, other = _TIME.fullmatch(given), _TIME.fullmatch(wanted)
     if one is None or other is None:
@@ -142,12 +204,11 @@ def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 
 def _hours(time: re.Match[str]) -> set[int]:
-    """Return the hours that a time can mean: one of the two halves of the day, or what is written."""
+    """Return the hours that a time can mean: both halves of the day without `am` and `pm`."""
     hour = int(time[1])
-    if time[4] is None or not 1 <= hour <= 12:
-        return {hour, hour + 24 * (time[4] is None)} if hour > 12 or time[4] is None else {hour}
-    written = {hour} if (time[4].lower() == "a") == (hour < 12) else set()
-    return {hour % 12 + 12 * (time[4].lower() == "p"), *written}
+    if time[4] is None:
+        return {hour, (hour + 12) % 24} if 1 <= hour <= 12 else {hour}
+    return {hour % 12 + 12 * (time[4].lower() == "p")} if hour <= 12 else {hour}
 
 
 def _as_ratio(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -168,6 +229,9 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         return None
     if one := read_amount(given):
         return one.equals(other)
+    if remark := re.fullmatch(r"(.*[a-z])\s+\((.*\d.*)\)", given):  # `160 minutes (2 hours and 40 minutes)`
+        one, again = read_amount(remark[1]), read_amount(remark[2])
+        return one is not None and again is not None and one.equals(other) and one.equals(again)
     if "=" in given:
         return _equal(given.rpartition("=")[2].strip(), wanted, symbolic)
     return None
@@ -175,6 +239,8 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare letters of a choice; the text after a letter does not decide, and text alone is compared with it."""
+    if re.fullmatch(r"[A-J]{2,6}", wanted) and re.fullmatch(r"[A-J](?:\W+[A-J])+", given):
+        return sorted(wanted) == sorted(re.findall(r"\w", given))
     other = _CHOICE.fullmatch(wanted)
     if other is None or not _is_choice(other, wanted) or re.fullmatch("[a-j]", wanted):
         return None
@@ -199,13 +265,20 @@ def _as_relation(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if _SEPARATOR.search(_outside_brackets(given + wanted)):
         return None
     if one and other:
-        same = len({_name_left(each[1]) for each in (one, other)}) == 1
-        return _equal(given[one.end() :], wanted[other.end() :], symbolic) if same else None
+        value = given[one.end() :]
+        if (f := _FUNCTION.fullmatch(one[1])) and (g := _FUNCTION.fullmatch(other[1])) and f[1] == g[1]:
+            value = re.sub(rf"(?<![a-zA-Z\\]){f[2]}(?![a-zA-Z])", g[2], value)  # `f(n) = n + 1` is `f(x) = x + 1`
+        elif len({_name_left(each[1]) for each in (one, other)}) > 1:
+            return None
+        return _equal(value, wanted[other.end() :], symbolic)
     if one and "=" not in wanted and not _INEQUALITY.search(wanted):
         return _equal(given[one.end() :], wanted, symbolic)
     if other and "=" not in given and not _INEQUALITY.search(given) and "=" not in wanted[other.end() :]:
         return _equal(given, wanted[other.end() :], symbolic)
     return None
+
+
+_FUNCTION = re.compile(r"([a-zA-Z])\(([a-zA-Z])\)")
 
 
 def _name_left(text: str) -> str:
@@ -219,11 +292,26 @@ _REVERSED = re.compile(r"^([^=<>]*[^=<>\s\\][^=<>]*?)\s*=\s*([a-zA-Z])$")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|ne|neq)(?![a-z])")
 
 
+def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
+    """Compare `x = 1, y = 2` with `(1, 2)`."""
+    if _split_bracket(given) is not None and "=" in wanted:
+        given, wanted = wanted, given
+    values = [] if _split_bracket(wanted) is None else _elements(given)
+    named = [match for value in values if (match := _LEFT.match(value))]
+    names = [match[1] for match in named]
+    if not names or len(names) < len(values) or names != sorted(set(names)):
+        return None
+    coordinates = ", ".join(value[match.end() :] for value, match in zip(values, named, strict=True))
+    return _equal(f"({coordinates})", wanted, symbolic)
+
+
 def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     r"""Compare lists without brackets, sets and unions: the same elements in any order."""
     one, other = _elements(given), _elements(wanted)
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
+    if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):
+        return symbolic(rf"\{{{','.join(each.rpartition('=')[2] for each in one)}\}}", wanted)  # roots of an equation
     if r"\cup" in given + wanted and len(one) != len(other):
         return None
     if len(one) == len(other) == 1:
@@ -280,8 +368,6 @@ def _as_bracket(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare tuples and intervals: the same brackets, and the same elements in order."""
     one, other = _split_bracket(given), _split_bracket(wanted)
     if one is None or other is None:
-        if other and len(other) > 3 and _elements(given)[1:]:
-            return False
         return None
     if (one[0], one[-1]) != (other[0], other[-1]) or len(one) != len(other):
         return False
@@ -306,9 +392,15 @@ def _as_words(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if one and one == other:
         return True
     if words_in(given) or words_in(wanted):
-        products = [_PRODUCT.fullmatch(text) is not None or not words_in(text) for text in (given, wanted)]
-        return None if all(products) else False
+        return None if all(_is_product(text) for text in (given, wanted)) else False
     return None
+
+
+def _is_product(text: str) -> bool:
+    """Return whether the words of a text are products of variables."""
+    words = words_in(text)
+    is_expression = re.search(r"[-+=^*/\d]", text) is not None
+    return all(_PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
 
 
 def _words(text: str) -> str:

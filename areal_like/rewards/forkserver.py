@@ -16,17 +16,19 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from areal_like.rewards import worker
-from areal_like.runtime.descendants import adopt_orphans, children, end_children
+from areal_like.runtime.descendants import adopt_orphans, kill_orphans
 
 FORK, KILL = b"fork", b"kill "
 REPORT = struct.Struct("i")  # sent on a worker's pipe: its process id or -errno, then its waitpid status
 _POLL_S = 1.0  # between two checks of the parent, in case a fork of the parent keeps the socket open
+_END_POLL_S = 0.01
 
 
 def command(preload: Sequence[str], prepare: tuple[str, str, str] | None, log: Path | None) -> list[str]:
@@ -59,14 +61,17 @@ def main(parent: int, preload: Sequence[str], prepare: Sequence[str] | None, log
     if prepare:
         with suppress(Exception):
             getattr(importlib.import_module(prepare[0]), prepare[1])(prepare[2])
-    _ForkServer(control, Path(log) if log else None).serve(parent)
-    end_children()
+    server = _ForkServer(control, Path(log) if log else None)
+    server.serve(parent)
+    while kill_orphans(frozenset(), server.cleaners):
+        time.sleep(_END_POLL_S)
 
 
 class _ForkServer:
     def __init__(self, control: socket.socket, log: Path | None) -> None:
         self._control, self._log = control, log
         self._reports: dict[int, int] = {}  # of each worker, by process id
+        self.cleaners: dict[int, float] = {}
         self._ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -88,9 +93,9 @@ class _ForkServer:
                 if (report := self._reports.pop(ended[0], None)) is not None:
                     _report(report, ended[1])
                     os.close(report)
-        for orphan in children() - self._reports.keys():
-            with suppress(ProcessLookupError):
-                os.kill(orphan, signal.SIGKILL)  # its exit wakes this process again, which then has its children
+        kill_orphans(
+            self._reports.keys(), self.cleaners
+        )  # an exit wakes this process again, which then has its children
 
     def _answer(self) -> bool:
         """Execute a command of the control socket; return False if the other end is closed."""

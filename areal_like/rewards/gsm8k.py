@@ -7,6 +7,7 @@ answer is the one that it marks, or the expression, taken whole, at its end.
 import re
 
 from areal_like.rewards import answers
+from areal_like.rewards.amounts import NUMBER_WORDS
 from areal_like.rewards.notation import plain, words_in
 
 _INTEGER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)")
@@ -15,9 +16,15 @@ _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|(\d[\d.,]*(?<=\d)|[^\s{}]))|\\fbox\s*(\{
 _BOLD = re.compile(r"(?<!\w)\*\*(?=\S)([^*]+)\*\*(?!\w)")
 _CURRENCY = re.compile(r"\\?\$|[€£¥₹]")
 _REMARK = re.compile(r"(?<=\d)[\s:.]*\s\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$")  # in words: `7 (seven)`
-_SPECIAL = re.compile(r"<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
+_SPECIAL = re.compile(r"<<[^<>\n]*>>|<\|[^<>|]*\|>|</s>|<eos>|<end_of_turn>")
+_THOUGHTS = re.compile(r"<(think|thinking|thought|reasoning)>.*?(?:</\1>|\Z)|\A.*</think>", re.S)
+_TAGGED = re.compile(r"[<\[]answer[>\]](.*?)(?:[<\[]/answer[>\]]|\Z)", re.S | re.I)
+_NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\d*\s*\**:")  # made up by a base model
 _PHRASE = re.compile(
-    r"\b(?:final |correct )?(?:answer|result)\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?|(?:^|\n)\s*A:|\b(?:option|choice)\s+(?=\(?[A-J]\)?[.\s*]*$)|答案(?:是|为)[：:]?",
+    r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:is|are|equals|:|=)(?!\w)\s*:?"
+    r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
+    r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
+    r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
     re.I,
 )
 _SPAN = re.compile(
@@ -25,8 +32,28 @@ _SPAN = re.compile(
     re.S,
 )
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
-_REASON = re.compile(r",?\s+(?:because|since|which|so that|where)\b.*", re.S)
-_OPERATOR = re.compile(r"\\?[-+*/^_=<>|!,:%·×÷±]|\.(?=\d)")
+_REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
+_CIRCUMSTANCE = re.compile(
+    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$"
+)  # `18 by selling 9 eggs`
+_CONTRAST = re.compile(r",?\s+(?:\(?not|rather than|instead of)\s+[$\d][^,.;\n]*")  # `18, not 17`
+_OFFER = re.compile(
+    r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|hope|i hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z",
+    re.I,
+)
+# before or behind an expression that is not stated as the answer
+_HEDGE = re.compile(
+    r"(?:\bbetween [\s$\\\d.,]+ and|\b(?:not|never|maybe|perhaps|possibly|either|between|(?:could|might|may) (?:\w+ )?be)|n't)\s+(?:be |equal (?:to )?)?[\s$*(]*$",
+    re.I,
+)
+_DENIAL = re.compile(
+    r"[\s$*)]*(?:is|was) (?:not (?:the|correct|right|possible|enough)|wrong|incorrect|impossible)\b", re.I
+)
+_REFUSAL = re.compile(
+    r"\b(?:(?:do not|don't|cannot|can't|unable to|not able to) (?:know|answer|solve|determine)|not sure|not enough information)\b",
+    re.I,
+)
+_UNFINISHED = re.compile(r"(?:[-+*/=^×÷(]|\\\w+|\b(?:is|are|equals|the|of|and|or))\s*$")
 # one piece of an expression in text: a number, a variable, a command, an operator or a bracket
 _PIECE = re.compile(
     r"\d[\d,]*\.?\d*|\.\d+|\\[a-zA-Z]+|\\?\$|[€£¥]|[-+*/^_=<>|!%(){}\[\]π√∞·×÷±−–°]|\\[{}]|,(?=\s*[-\d(\\])|(?<![A-Za-z])[A-Za-z](?![A-Za-z'])"
@@ -63,7 +90,15 @@ def final_answer(text: str) -> str | None:
 
 
 def _read_response(text: str) -> str:
-    text = _SPECIAL.sub("", text)
+    """Return the answer that a response states, after its thoughts and before another question."""
+    text = _THOUGHTS.sub("", _SPECIAL.sub("", text))
+    for question in _NEXT_QUESTION.finditer(text):
+        before = text[: question.start()]
+        if _PHRASE.search(before) or _find_marked(before) is not None:
+            text = before
+            break
+    if tagged := _TAGGED.findall(text):
+        text = tagged[-1]
     marked = _find_marked(text)
     return (_read_end(text) if marked is None else marked).strip()
 
@@ -132,20 +167,47 @@ def _digits(integer: str) -> tuple[bool, str]:
 def _find_marked(text: str) -> str | None:
     r"""Return the text after the last `####` or in the last `\boxed{}`, None if there is neither.
 
-    `####` before a title is a heading of Markdown.
+    Several that follow each other without a word are one list. `####` before a title is a heading of Markdown, and a
+    box that was cut off is empty.
     """
-    marks = [(match.start(), match.end(), None) for match in _MARK.finditer(text)]
-    boxes = [(match.start(), match.end(), match) for match in _BOX.finditer(text)]
-    found = sorted([*marks, *boxes], key=lambda each: each[0], reverse=True)[:_MARKS]
-    for index, (start, end, box) in enumerate(found):
-        if box is not None:
-            return _cut_at_brace(text[end:]) if box[1] or box[3] else box[2]
-        line, _, rest = text[end:].strip().partition("\n")
-        if text[:start].endswith("**"):  # the mark is in bold, too
-            line = line.replace("**", "", 1)
-        if not _is_heading(line, rest, earlier=len(found) > index + 1):
-            return line
-    return None
+    found = sorted([*_MARK.finditer(text), *_BOX.finditer(text)], key=re.Match.start, reverse=True)[:_MARKS]
+    answers_found: list[str] = []
+    kind, begin = _MARK, 0
+    for index, match in enumerate(found):
+        is_mark = match.re is _MARK
+        content, end = _read_line(text, match) if is_mark else _read_box(text, match)
+        if answers_found and (match.re is not kind or end > begin or not _JOINT.fullmatch(text[end:begin])):
+            break
+        if is_mark and _is_heading(content, text[end:], earlier=len(found) > index + 1):
+            continue
+        if content not in answers_found:
+            answers_found.insert(0, content)
+        kind, begin = match.re, match.start()
+    return "; ".join(answers_found) if answers_found else None
+
+
+_JOINT = re.compile(r"(?:[\s$,;&]|\\[()\[\]]|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*")
+
+
+def _read_line(text: str, mark: re.Match[str]) -> tuple[str, int]:
+    start = mark.end() + len(text[mark.end() :]) - len(text[mark.end() :].lstrip())
+    line = text[start:].partition("\n")[0]
+    end = start + len(line)
+    if text[: mark.start()].endswith("**"):  # the mark is in bold, too
+        line = line.replace("**", "", 1)
+    return line.strip(), end
+
+
+def _read_box(text: str, box: re.Match[str]) -> tuple[str, int]:
+    if not (box[1] or box[3]):
+        return box[2], box.end()
+    depth = 1
+    for index, character in enumerate(text[box.end() :], box.end()):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[box.end() : index], index + 1
+    rest = text[box.end() :].rstrip()
+    return (rest if rest.endswith(("}", ")", ".", "$")) else ""), len(text)  # else it was cut off
 
 
 def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:
@@ -163,29 +225,44 @@ def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:
 
 
 def _read_end(text: str) -> str:
-    """Return the answer of a text without a mark: after `the answer is`, or the expression at its end."""
+    """Return the answer of a text without a mark: after `the answer is`, or the expression that it ends with."""
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
     if phrases := list(_PHRASE.finditer(text)):
-        said = _read_phrase(text[phrases[-1].end() :].lstrip())
-        if said:
-            return said
+        return _read_phrase(text[phrases[-1].end() :])
+    if truth := re.match(r"(yes|no|true|false),?\s+(?:because|since|as)\b", text, re.I):
+        return truth[1]
+    text = _OFFER.sub("", text).rstrip("*. ")
+    if text.endswith("?") or _UNFINISHED.search(text) or _REFUSAL.search(text):
+        return ""
+    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", text)).rstrip()
     numbers = list(re.finditer(r"\d", text))
     spans = list(_SPAN.finditer(text))
     if spans and (not numbers or spans[-1].end() > numbers[-1].start()):
-        return next(group for group in spans[-1].groups() if group is not None)
-    if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]", text):
+        return "" if _is_hedged(text, *spans[-1].span()) else spans[-1][spans[-1].lastgroup or 0]
+    if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]|[A-J][.:)]\s", text):
         return text
     if not numbers:
-        return text if len(words_in(text)) <= 12 else ""
+        spelled = list(_SPELLED.finditer(text))
+        return text[spelled[-1].start() :] if spelled else text if len(words_in(text)) <= 12 else ""
     return _read_expression(text, numbers[-1].start())
 
 
+def _is_hedged(text: str, start: int, end: int) -> bool:
+    """Return whether the words around an expression do not state it as the answer."""
+    stop = _SENTENCE.search(text, end)
+    return bool(_HEDGE.search(text[:start]) or _DENIAL.match(text, end) or (stop and stop[0] == "?"))
+
+
 def _read_phrase(text: str) -> str:
-    span = _SPAN.match(text.lstrip("*: "))
-    if span:
-        return next(group for group in span.groups() if group is not None)
-    sentence = _SENTENCE.split(text, maxsplit=1)[0] if text else ""
-    return _REASON.sub("", sentence).strip()
+    text = text.lstrip("*_: \n\t")
+    spans, at = [], 0
+    while span := _SPAN.match(text, at):
+        spans.append(span[span.lastgroup or 0])
+        joint = re.compile(r",?\s*(?:and|or)?\s*").match(text, span.end())
+        at = joint.end() if joint else span.end()
+    if spans:
+        return "; ".join(spans)
+    return _CONTRAST.sub("", _REASON.sub("", _SENTENCE.split(text, maxsplit=1)[0])).strip()
 
 
 def _read_expression(text: str, at: int) -> str:
@@ -193,13 +270,19 @@ def _read_expression(text: str, at: int) -> str:
     runs: list[tuple[int, int]] = []
     for piece in _PIECE.finditer(text):
         gap = text[runs[-1][1] : piece.start()].strip() if runs else ""
-        if runs and (not gap or (gap in ("or", "and") and "=" in text[slice(*runs[-1])])):
+        if runs and (not gap or gap == "or" or (gap == "and" and "=" in text[slice(*runs[-1])])):
             runs[-1] = runs[-1][0], piece.end()
         else:
             runs.append(piece.span())
-    start, end = next(run for run in reversed(runs) if run[0] <= at < run[1])
+    sentence = max((match.end() for match in _SENTENCE.finditer(text, 0, at)), default=0)
+    results = [run for run in runs if run[0] >= sentence and re.search(r"=\s*[^\s=]*\d", text[slice(*run)])]
+    if results and re.search(r"\b(?:rounds?|rounded|which is|meaning)\b", text[results[-1][1] :]):
+        results = []
+    start, end = results[-1] if results else next(run for run in reversed(runs) if run[0] <= at < run[1])
+    if _is_hedged(text, start, end):
+        return ""
     found = re.sub(
-        r"^(?:[aAI]\s+|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$", "", text[start:end]
+        r"^(?:[aAI]\s+|=>\s*|[,)\]}*/^=!%|]+\s*|[-+]\s+(?=[a-zA-Z]\b))+|(?:\s+[aAI])+$", "", text[start:end]
     ).strip(" ,*_")
     while found[-1:] in tuple("([{=-+") and found:
         found = found[:-1].rstrip()
@@ -211,6 +294,7 @@ def _read_expression(text: str, at: int) -> str:
     return found.rpartition("=")[2].strip() if re.fullmatch(r"[^a-zA-Z\\]*", found) else found
 
 
+_SPELLED = re.compile(rf"\b(?:(?:{'|'.join(NUMBER_WORDS)})\b[\s-]*(?:and\s)?)+(?<!\bone )", re.I)
 _MAGNITUDES = ["hundred", "thousand", "million", "billion", "trillion", "dozen", "thousandths", "hundredths", "tenths"]
 
 
@@ -221,12 +305,3 @@ def _is_prose(text: str) -> bool:
     bare = re.sub(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}", " ", text)
     words = words_in(bare)
     return (len(words) >= 2 and _FULL_SENTENCE.search(bare) is not None) or (len(words) >= 2 and "\n" in bare.strip())
-
-
-def _cut_at_brace(text: str) -> str:
-    depth = 1
-    for index, character in enumerate(text):
-        depth += {"{": 1, "}": -1}.get(character, 0)
-        if depth == 0:
-            return text[:index]
-    return text

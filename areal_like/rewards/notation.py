@@ -22,7 +22,13 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal)(?![a-zA-Z])", " "),
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\b0x([0-9a-fA-F]+)\b", r"\1_{16}"),
     (r"\\dbinom|\\tbinom", r"\\binom"),
+    (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
+    (r"\u221a\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
+    (r"(?:\\sqrt|\u221a|\bsqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+    (r"\\frac\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{([^{}]*)\}\s*\}", r"\\text{ \1/\2}"),
     (r"\\(?:leqslant|leq)(?![a-zA-Z])", r"\\le "),
     (r"\\(?:geqslant|geq)(?![a-zA-Z])", r"\\ge "),
     (r"\\neq(?![a-zA-Z])", r"\\ne "),
@@ -31,7 +37,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
     (r"\{,\}", ","),
-    (r"(?<!\\)\\!", ""),
+    (r"(?<!\\)\\!\s*", ""),
     (r"(?<!\\)\\(?:[,;:> ]|quad(?![a-zA-Z])|qquad(?![a-zA-Z])|thinspace(?![a-zA-Z]))|~", " "),
     (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
     (r"(?<!\\)\\[()\[\]]", ""),
@@ -42,11 +48,24 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:begin|end)\{(?:[bB]|small)?matrix\}", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
     (r"\\(?:begin|end)\{array\}(?:\{[lcr| ]*\})?", lambda match: f"{match[0].partition('{')[0]}{{pmatrix}}"),
     (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
+    (r"\\langle(?![a-z])(.*?)\\rangle", r"(\1)"),
+    (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?|\bC\^\{?(\w+)\}?_\{?(\w+)\}?", lambda match: rf"\binom{{{match[1] or match[4]}}}{{{match[2] or match[3]}}}"),
+    (r"\b[AP]_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\frac{\1!}{(\1-\2)!}"),
+    (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
+    (r"(?:,\s*(?:where|for|with)?|\bwhere|\bfor|\()\s*[a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\?(?:mathbb\s*)?\{?[NZQRC]\}?(?:\^?[+*]|_\+)?\)?\s*(\$?)$", r"\1"),
+    (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:](?!.*\|.*\|)(.*)\\\}", r"\1"),
+    (r"\|([a-zA-Z])\|\s*(<|\\le)\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"-\3 \2 \1 \2 \3"),
+    (r"\|([a-zA-Z])\|\s*>\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"\1 < -\2 or \1 > \2"),
+    (r"\\(?:text)?color\s*\{\w+\}", ""),
+    (r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
+    (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
+    (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
+    (r"\\equiv(?![a-zA-Z])", "="),
     (r"[`]+", ""),
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
 ]  # fmt: skip
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
-_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{([^{{}}]*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
+_STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?[123]\}}?)?(?P<_>)")
 _WRAPPERS = [
     re.compile(pattern, re.S)
     for pattern in (

@@ -107,9 +107,12 @@ class RewardPool:
         """Call as `call` does, for code without an event loop."""
         return self._hand_in(load, arguments).result()
 
-    def queue_seconds(self) -> tuple[float, float]:
-        """Return the mean and longest wait of calls for a worker since the last query; zeros if none waited."""
-        waits, self._waits = self._waits, []
+    def queue_seconds(self, *, keep: bool = False) -> tuple[float, float]:
+        """Return the mean and longest wait of calls for a worker since the last query; zeros if none waited.
+
+        With `keep` the next query counts them once more.
+        """
+        waits, self._waits = self._waits, self._waits if keep else []
         return (sum(waits) / len(waits), max(waits)) if waits else (0.0, 0.0)
 
     async def __aenter__(self) -> Self:

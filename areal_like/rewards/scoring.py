@@ -105,6 +105,10 @@ class Rewards(AbstractAsyncContextManager["Rewards"]):
         judged = self._chat.statistics() if self._chat else {}
         return {"queue_seconds_mean": mean, "queue_seconds_max": longest} | missing | judged
 
+    def queue_seconds_mean(self) -> float:
+        """Return the mean wait for a worker since the last call of `statistics`."""
+        return self._pool.queue_seconds(keep=True)[0]
+
     def begin(self) -> None:
         """Start the pool, whose imports take a second, if a judge uses it. Otherwise the first call starts it."""
         if self._calls:

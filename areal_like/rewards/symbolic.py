@@ -28,18 +28,34 @@ def equal(given: str, wanted: str) -> bool:
     exact, because math-verify rounds to six places, and what it finds equal has to agree in numbers, because it takes
     small numbers for 0.
     """
+    wanted, given = _one_logarithm(wanted, given)
     parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]
     if not all(parsed):
         return False
+    for each in parsed:
+        if isinstance(each[0], sympy.MatrixExpr):
+            each[0] = each[0].doit()
+    if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
+        roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
+        return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
     agree = _agree(parsed[0][0], parsed[1][0])
     if agree is not None:
         return agree
     return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
 
 
+def _one_logarithm(wanted: str, given: str) -> list[str]:
+    """Return both answers with the natural logarithm if one has it: `\\log` without a base can mean it."""
+    if any(re.search(r"\\ln(?![a-z])", text) for text in (wanted, given)):
+        return [re.sub(r"\\log(?![a-z_])(?!\\s*_)", r"\\ln", text) for text in (wanted, given)]
+    return [wanted, given]
+
+
 def _exact(text: str) -> str:
+    text = re.sub(r"(?<![\w)}])(\w)!\s*\^", r"{(\1!)}^", text)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
+    text = re.sub(r"\}\s*(\d+(?!\.))", r"}{\1}", text)  # math-verify takes `\frac{a}{b}c} 1` for `\frac{a}{1}`
     return _DECIMAL.sub(lambda match: rf"\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}", text)
 
 
@@ -48,6 +64,7 @@ def _agree(one: Any, other: Any) -> bool | None:
     if not (isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr)):
         return None
     one, other = (each.subs({name: sympy.I for name in each.free_symbols if str(name) == "i"}) for each in (one, other))
+    one, other = (each.doit() if each.has(sympy.Sum, sympy.Product) else each for each in (one, other))
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     if not symbols:
         one, other = (each.doit() for each in (one, other))

@@ -113,6 +113,15 @@ class ServerPool:
             **{f"server_faults/{fault}": float(times) for fault, times in faults.items()},
         }
 
+    def load(self) -> dict[str, float]:
+        """Return the share of idle servers now, and for how long requests have waited and run since `statistics`."""
+        router = self._router
+        return {
+            "idle/servers": 1 - len(router.busy) / max(1, len(router.servers)),
+            "rollout/queue_seconds_mean": float(np.mean(router.waited or [0.0])),
+            "rollout/longest_seconds": max(router.oldest_s, max(router.ran, default=0.0)),
+        }
+
     @property
     def servers(self) -> list[Server]:
         """Servers that must receive the next weights."""

@@ -57,6 +57,7 @@ class Router:
         # SGLang aborts the ids of a stream two seconds after its end, so another run on the server needs other ids.
         self._own, self._numbers = secrets.token_hex(4), itertools.count()
         self._calls: set[asyncio.Task[None]] = set()
+        self._given: dict[asyncio.Future[ServerState], float] = {}  # times of samples that are on servers
         self._turn = Turns(PARTS)  # to encode and decode
         self._is_open = self._is_stopped = False
         self._excused = 0  # how many have asked for that
@@ -86,6 +87,12 @@ class Router:
     def busy(self) -> list[Server]:
         """Servers with samples in flight."""
         return [state.server for state in self._states if state.in_flight]
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds since the oldest of the samples in flight was given to its server."""
+        present = time.monotonic()
+        return present - next(iter(self._given.values()), present)
 
     def join(self, server: Server) -> None:
         """Add a server from the next update on."""
@@ -170,7 +177,7 @@ class Router:
         came = time.monotonic()
         try:
             state = await turn
-            given = time.monotonic()
+            given = self._given[turn] = time.monotonic()
             self.waited.append(given - came)
             ended: asyncio.Future[None] = loop.create_future()
             if not state.outbox:
@@ -188,6 +195,7 @@ class Router:
 
     def _free(self, turn: asyncio.Future[ServerState]) -> None:
         """Give the place of an ended sample, if it had one, to the next."""
+        self._given.pop(turn, None)
         if turn.done() and not turn.cancelled() and not turn.exception():
             state = turn.result()
             self._dispatch.release(state)

@@ -1,11 +1,10 @@
 """Builds a run's groups and its evaluation sets from the configuration: prompts, workflows and admission."""
 
 import asyncio
-import math
 from typing import Protocol
 
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN, RunConfig
+from areal_like.config.schema import SINGLE_TURN
 from areal_like.data.stream import PromptStream
 from areal_like.job import Job
 from areal_like.rollout.admission import Admission
@@ -49,7 +48,7 @@ def make_collector(
             train_data.batch_size,
             config.rollout.max_head_offpolicyness,
             state.version,
-            spare=spare_groups(config),
+            spare=config.spare_groups,
         ),
         max_groups=max(1, most // n_samples) if most else None,
         tasks=tasks,
@@ -82,11 +81,6 @@ def plain_stream(job: Job) -> PromptStream:
     """Return the stream of the training prompts, whatever their results."""
     data = job.config.train_dataset
     return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
-
-
-def spare_groups(config: RunConfig) -> int:
-    """Return how many groups may start beyond those that are trained."""
-    return math.ceil(config.rollout.oversampling * config.train_dataset.batch_size)
 
 
 def evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, EvaluationSet]:

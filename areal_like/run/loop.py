@@ -40,6 +40,7 @@ class Parts:
     models: Models = field(default_factory=Models)
     statistics: Sequence[Callable[[], Mapping[str, float]]] = ()  # since the last call, of what the parts use
     hooks: Sequence[Hook] = ()  # of capabilities
+    load: Callable[[], Mapping[str, float]] = dict  # of the servers, now
     recovery: Recovery | None = None
     stop: Stop = field(default_factory=lambda: Stop(None, lambda text: None))
     sharing: Sharing = RESIDENT
@@ -55,22 +56,18 @@ async def reinforce(
     samples stay within the staleness bound. Raises RewardsMissing after more than `reward.max_missing_batches` such
     batches in a row, and LogprobMismatch before the first step.
     """
+    for hook in parts.hooks:
+        await hook.start()
     async with asyncio.TaskGroup() as tasks:
-
-        def evaluation(done: int) -> asyncio.Task[None] | None:
-            due = parts.evaluator.due(done, steps)
-            return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
 
         async def keep(state: RunState, *, now: bool) -> None:
             if parts.recovery:
                 await parts.recovery.keep(state, tasks, now=now, evaluating=evaluating, record=record.state)
 
-        for hook in parts.hooks:
-            await hook.start()
         record.start()
         state = start = resumed or RunState()
         parts.collector.publish(state.version)
-        evaluating = None if resumed else evaluation(0)
+        evaluating = None if resumed else _start_evaluation(parts, tasks, 0, steps, record)
         if config.warm_start and not resumed:
             await keep(state, now=True)
         for version in range(state.version, steps):
@@ -85,15 +82,11 @@ async def reinforce(
             stats = await _train(parts, step, record)
             state = _note_place(config, parts, step, missing=0 if stats else state.missing_in_row + 1)
             await _publish(config, parts, step, record, evaluating)
-            evaluating = evaluation(step.done)
+            evaluating = _start_evaluation(parts, tasks, step.done, steps, record)
             await _follow(parts, step, record)
-            if step.done == steps or (config.saver.freq_steps and step.done % config.saver.freq_steps == 0):
-                await _save(config, parts, record, step.done)
+            await _save(config, parts, record, step.done, last=step.done == steps)
             tasks.create_task(record.samples(step.done, step.trajectories))
-            stats |= step.measured | await _statistics(config, parts, step)
-            record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
-            for held in (step, *step.shares.values()):
-                await release(held.trajectories)
+            await _report(config, parts, step, stats, record, evaluating)
             if parts.recovery and step.line:
                 await parts.recovery.note(step.line)
                 with record.phase("checkpoint"):
@@ -112,7 +105,7 @@ async def _next_step(
     cannot save in the servers' time slice.
     """
     await parts.sharing.to_servers()
-    with record.phase("wait for rollouts"):
+    with record.waiting(lambda: _present(parts)):
         if parts.recovery and parts.sharing is RESIDENT:
             trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
         else:
@@ -133,6 +126,15 @@ async def _check_logprobs(parts: Parts, step: TrainingStep, record: Record) -> N
         for name, share in step.shares.items():
             if share.trajectories:
                 await check_logprobs(parts.policies[name].config, parts.policies[name].trainer, share.trajectories)
+
+
+def _present(parts: Parts) -> dict[str, float]:
+    """Return the metrics that name the cause of a wait for rollouts, so far; see WaitingNotes."""
+    return {
+        "rollout/dropped_groups": float(parts.collector.dropped),
+        "reward/queue_seconds_mean": max(each.rewards.queue_seconds_mean() for each in parts.policies.values()),
+        **parts.load(),
+    }
 
 
 async def _train(parts: Parts, step: TrainingStep, record: Record) -> dict[str, float]:
@@ -185,8 +187,11 @@ async def _follow(parts: Parts, step: TrainingStep, record: Record) -> None:
         await hook.after_publish(step)
 
 
-async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> None:
-    """Save the policy, or its adapters and the merged model, and the critic, each in its directory."""
+async def _save(config: RunConfig, parts: Parts, record: Record, done: int, *, last: bool) -> None:
+    """Save the policy, or its adapters and the merged model, and the critic, each in its directory, if that is due."""
+    every = config.saver.freq_steps
+    if not (last or (every and done % every == 0)):
+        return
     path = record.checkpoint(done)
     with record.phase("saving"):
         for name, policy in parts.policies.items():
@@ -200,16 +205,33 @@ async def _save(config: RunConfig, parts: Parts, record: Record, done: int) -> N
             await parts.models.critic.save_hf(path.with_name(f"{path.name}-critic"))
 
 
-async def _statistics(config: RunConfig, parts: Parts, step: TrainingStep) -> dict[str, float]:
-    """Return the statistics of a step beside those of the trainer."""
+async def _report(
+    config: RunConfig,
+    parts: Parts,
+    step: TrainingStep,
+    stats: dict[str, float],
+    record: Record,
+    evaluating: asyncio.Task[None] | None,
+) -> None:
+    """Record the statistics of the trainer (`stats`), the batch, hooks and parts, and free the trajectories."""
     policies = parts.policies.values()
-    described = await asyncio.to_thread(describe_batch, step.trajectories, parts.policies, step.version)
+    stats |= step.measured | await asyncio.to_thread(describe_batch, step.trajectories, parts.policies, step.version)
     if any(policy.algorithm.keeps for policy in policies) or config.rollout.oversampling:
-        described["dropped_groups"] = float(parts.collector.newly_dropped())
+        stats["dropped_groups"] = float(parts.collector.newly_dropped())
     own = [policy.statistics for policy in policies]
     for count in (*parts.statistics, *(hook.statistics for hook in parts.hooks), *own):
-        described |= count()
-    return described
+        stats |= count()
+    record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+    for held in (step, *step.shares.values()):
+        await release(held.trajectories)
+
+
+def _start_evaluation(
+    parts: Parts, tasks: asyncio.TaskGroup, done: int, steps: int, record: Record
+) -> asyncio.Task[None] | None:
+    """Start the evaluation of a version if one is due."""
+    due = parts.evaluator.due(done, steps)
+    return tasks.create_task(_evaluate(parts.evaluator, done, record)) if due else None
 
 
 async def _evaluate(evaluator: Evaluator, done: int, record: Record) -> None:

@@ -1,17 +1,15 @@
 """Builds the parts that the loop drives, from the configuration and the processes that were started."""
 
 import asyncio
-import math
 
+from areal_like.capability import make_stream
 from areal_like.checkpoint.journal import Journal
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import CurriculumConfig
-from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.teacher import Teacher
-from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream, spare_groups
+from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy
@@ -36,7 +34,7 @@ def make_parts(
     collector = make_collector(job, state, workflows, tasks, teacher, results)
     evaluator = Evaluator(job.config.evaluator, evaluation_sets(job, workflows))
     policy = Policy("", job.config, job.algorithm, trainer, rewards, workflows.counts)
-    statistics = [each.statistics for each in (teacher, results) if each]
+    statistics = [each.statistics for each in (teacher, results and results.stream) if each]
     return Parts({"": policy}, sync, collector, evaluator, statistics=statistics, results=results)
 
 
@@ -45,26 +43,10 @@ def make_results(job: Job, version: int, journal: Journal | None) -> PromptResul
 
     Blocks: it reads the journal, and the tokens of every prompt.
     """
-    data, has_values = job.config.train_dataset, "baselines" in job.algorithm.needs
-    if data.curriculum is None and not has_values:
+    stream, has_values = make_stream(job), "baselines" in job.algorithm.needs
+    if stream is None and not has_values:
         return None
-    stream = plain_stream(job) if data.curriculum is None else _curriculum(job, data.curriculum)
     values = PromptValues(prompt_keys(job.train_prompts), job.config.actor.value_decay) if has_values else None
-    results = PromptResults(stream, values)
+    results = PromptResults(stream or plain_stream(job), values)
     results.resume(journal.steps() if journal else [], version)
     return results
-
-
-def _curriculum(job: Job, section: CurriculumConfig) -> Curriculum:
-    """Return the stream whose blocks are drawn as soon as one of their groups may start."""
-    data = job.config.train_dataset
-    return Curriculum(
-        job.train_prompts,
-        shuffle=data.shuffle,
-        seed=job.config.seed,
-        config=section,
-        keys=prompt_keys(job.train_prompts, section.field),
-        block=data.batch_size,
-        ahead=job.config.rollout.max_head_offpolicyness + math.ceil(spare_groups(job.config) / data.batch_size),
-        weights=data.weights,
-    )

@@ -70,6 +70,11 @@ class Collectors:
         for collector in self._own:
             collector.publish(version)
 
+    @property
+    def dropped(self) -> int:
+        """Groups that were dropped, in the whole run."""
+        return sum(collector.dropped for collector in self._own)
+
     def newly_dropped(self) -> int:
         """Return how many groups were dropped since the last call."""
         return sum(collector.newly_dropped() for collector in self._own)

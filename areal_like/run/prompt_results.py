@@ -6,7 +6,6 @@ from typing import Protocol
 
 from areal_like.checkpoint.journal import Step
 from areal_like.checkpoint.state import RunState
-from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import PromptValues
 from areal_like.data.stream import PromptStream
 from areal_like.types import Floats, Ints, Prompt, Trajectory, mean_reward
@@ -36,7 +35,7 @@ class Groups(Protocol):
 
 @dataclass(eq=False)
 class PromptResults:
-    """Uses of results by prompt: the `stream`, if it is a Curriculum, and `values` of single rollouts.
+    """Uses of results by prompt: the `stream`, if it chooses by them, and `values` of single rollouts.
 
     Both are functions of the steps that were observed, so a resumed run observes those of its journal.
     """
@@ -48,10 +47,9 @@ class PromptResults:
     def resume(self, steps: Iterable[Step], version: int) -> None:
         """Observe the steps that were trained before, up to `version`."""
         for step in steps:
-            if isinstance(self.stream, Curriculum):
-                self.stream.draw_to(step.drawn)
+            self.stream.restore(step.own)
             self._observe(step)
-        self._draw_ahead(version)
+        self.stream.advance(version)
 
     def note_drop(self, group_id: int, reward: float) -> None:
         """Note the mean reward of a group that was not kept, for the next step."""
@@ -64,11 +62,10 @@ class PromptResults:
             by_group.setdefault(item.group_id, []).append(item)
         rewards = [mean_reward(by_group.get(group, ())) for group in groups]
         samples = [self.stream[group].sample_id for group in groups]
-        drawn = self.stream.drawn if isinstance(self.stream, Curriculum) else 0
-        step = Step(version, groups, samples, rewards, tuple(self._dropped), drawn)
+        step = Step(version, groups, samples, rewards, tuple(self._dropped), self.stream.describe())
         self._dropped.clear()
         self._observe(step)
-        self._draw_ahead(version)
+        self.stream.advance(version)
         return step
 
     def baselines(self, groups: Ints) -> Floats:
@@ -77,23 +74,13 @@ class PromptResults:
             raise ValueError("the run keeps no values of prompts")
         return self.values.baselines([self.stream.row(int(group)) for group in groups])
 
-    def statistics(self) -> Mapping[str, float]:
-        """Return the rows that the curriculum skipped since the last call, if there is one."""
-        stream = self.stream
-        return {"curriculum/skipped": float(stream.newly_skipped())} if isinstance(stream, Curriculum) else {}
-
     def _observe(self, step: Step) -> None:
         trained = zip(step.groups, step.rewards, strict=False)  # a step without results has no rewards
         known = [*((group, reward) for group, reward in trained if reward is not None), *step.dropped]
         rows, rewards = [self.stream.row(group) for group, _ in known], [reward for _, reward in known]
-        if isinstance(self.stream, Curriculum):
-            self.stream.observe(rows, rewards)
+        self.stream.observe(rows, rewards)
         if self.values is not None:
             self.values.observe(rows, rewards)
-
-    def _draw_ahead(self, version: int) -> None:
-        if isinstance(self.stream, Curriculum):
-            self.stream.draw_ahead(version)
 
 
 def describe_place(

@@ -1,4 +1,4 @@
-"""What is started when training begins: servers with their clients, and trainers."""
+"""Servers with their clients, and trainers, as they are when training begins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

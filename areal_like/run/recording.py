@@ -34,12 +34,13 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         decode=partial(job.tokenizer.decode, special=True),
         n_samples=stats.samples,
         n_shown=stats.console_samples,
+        waiting=WaitingNotes(config.train_dataset.batch_size, bool(config.workflows), view.say),
     )
 
 
 def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
     """Return what takes the numbers of each step; those of `void_from` and later steps so far are void."""
-    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view), waiting_notes(job, view)]
+    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
 
 
 @contextmanager
@@ -57,11 +58,6 @@ def recording(record: Record) -> Iterator[None]:
         raise
     finally:
         record.close()
-
-
-def waiting_notes(job: Job, view: View) -> WaitingNotes:
-    """Return the notes on dropped groups and a waiting trainer."""
-    return WaitingNotes(job.config.train_dataset.batch_size, bool(job.config.workflows), view.say)
 
 
 def advice(job: Job, view: View) -> list[Advice]:

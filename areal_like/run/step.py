@@ -19,7 +19,7 @@ from areal_like.types import Batch, Floats, Ints
 
 @dataclass(frozen=True)
 class Models:
-    """What an algorithm uses beside the policy, as far as the run has it; `baselines` gives values of groups."""
+    """Models that an algorithm uses beside the policy, as far as the run has them; `baselines` are of groups."""
 
     reference: Reference | None = None
     critic: Trainer | None = None

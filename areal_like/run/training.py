@@ -13,7 +13,7 @@ from areal_like.rollout.token_ledger import token_ledger
 from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.directory import RunDirectory
 from areal_like.run.gpu_sharing import share_gpus
-from areal_like.run.loop import reinforce
+from areal_like.run.loop import Parts, reinforce
 from areal_like.run.parts import make_parts, make_results
 from areal_like.run.ready import Serving, Trainers
 from areal_like.run.start import weight_sync
@@ -42,41 +42,45 @@ async def train(
         await sharing.to_trainer(None)
         await sync.connect()
         await publish(sync, state.version, config.weight_update.timeout_s)
-    results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
+    started = Started(
+        job=job,
+        jobs={own.adapter or "": own for own in job.adapters or (job,)},
+        policies=adapters or {"": trainer},
+        trainers=trainers.roles,
+        pool=pool,
+        sync=sync,
+        teacher=serving.teacher,
+        record=record,
+        recovery=stop.recovery,
+        shared_dir=cluster.shared_dir,
+        resumed=state.version if opened.checkpoint else None,
+        say=view.say,
+    )
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
-        if adapters:
-            parts = make_adapter_parts(job, state, adapters, sync, serving.scoring, groups)
-        else:
-            rewards, workflows = serving.scoring[""]
-            parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, serving.teacher, results)
-        collector, evaluator, baselines = parts.collector, parts.evaluator, results.baselines if results else None
-        started = Started(
-            job=job,
-            jobs={own.adapter or "": own for own in job.adapters or (job,)},
-            policies=adapters or {"": trainer},
-            trainers=trainers.roles,
-            pool=pool,
-            sync=sync,
-            teacher=serving.teacher,
-            record=record,
-            recovery=stop.recovery,
-            shared_dir=cluster.shared_dir,
-            resumed=state.version if opened.checkpoint else None,
-            say=view.say,
-        )
-        parts = replace(
-            parts,
-            models=Models(trainers.reference, trainers.roles.get("critic"), baselines),
-            statistics=(
-                *parts.statistics,
-                lambda: token_ledger(pool, collector, evaluator.tokens),
-                pool.statistics,
-            ),
-            hooks=make_hooks(started),
-            recovery=stop.recovery,
-            stop=stop,
-            sharing=sharing,
-        )
+        parts = await _make_parts(started, serving, trainers, opened, groups)
+        parts = replace(parts, recovery=stop.recovery, stop=stop, sharing=sharing)
         with stop.accept():
             async with gc_tuned():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
+
+
+async def _make_parts(
+    started: Started, serving: Serving, trainers: Trainers, opened: RunDirectory, groups: asyncio.TaskGroup
+) -> Parts:
+    """Return the parts of the run with its hooks; the groups of prompts are tasks of `groups`."""
+    job, state, sync, pool = started.job, opened.state, started.sync, started.pool
+    results = await asyncio.to_thread(make_results, job, state.version, opened.journal)
+    if job.adapters:
+        parts = make_adapter_parts(job, state, started.policies, sync, serving.scoring, groups)
+    else:
+        rewards, workflows = serving.scoring[""]
+        trainer = started.policies[""]
+        parts = make_parts(job, state, trainer, sync, rewards, workflows, groups, serving.teacher, results)
+    collector, evaluator, baselines = parts.collector, parts.evaluator, results.baselines if results else None
+    return replace(
+        parts,
+        models=Models(trainers.reference, trainers.roles.get("critic"), baselines),
+        statistics=(*parts.statistics, lambda: token_ledger(pool, collector, evaluator.tokens), pool.statistics),
+        hooks=make_hooks(started),
+        load=pool.load,
+    )

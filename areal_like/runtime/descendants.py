@@ -7,10 +7,14 @@ becomes a child of the nearest ancestor that adopts orphans.
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
+# They remove the shared memory of a dead process, then end by themselves.
+_CLEANERS = (b"resource_tracker", b"torch_shm_manager")
+_CLEAN_S = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
@@ -47,6 +51,32 @@ def end_children(kept: Set[int] = frozenset()) -> None:
             with suppress(ChildProcessError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+def kill_orphans(kept: Set[int], cleaners: dict[int, float]) -> bool:
+    """Kill this process's children except `kept`; return whether there are any.
+
+    `cleaners` has those that clean up after a dead process, with the time when they were first seen.
+    """
+    orphans, present = children() - kept, time.monotonic()
+    for pid in cleaners.keys() - orphans:
+        del cleaners[pid]
+    for pid in orphans:
+        if is_cleaner(pid) and present - cleaners.setdefault(pid, present) < _CLEAN_S:
+            continue
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+    return bool(orphans)
+
+
+def is_cleaner(pid: int) -> bool:
+    """Return whether a process removes the shared memory of others when they are dead."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # ended meanwhile
+        return False
+    return any(name in command for name in _CLEANERS)
 
 
 def resident_bytes(pids: Iterable[int]) -> int:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from areal_like.runtime.descendants import adopt_orphans, children
+from areal_like.runtime.descendants import adopt_orphans, children, kill_orphans
 
 _MOST = 1 << 20  # bytes of a request
 _POLL_S = 0.05  # during a kill
@@ -38,8 +38,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     workers: dict[int, subprocess.Popen[bytes]] = {}
+    cleaners: dict[int, float] = {}
     while not ended:
-        orphans = _kill_orphans(workers)
+        orphans = kill_orphans({process.pid for process in workers.values()}, cleaners)
         readable, _, _ = select.select([control, woken], [], [], _POLL_S if orphans else None)
         if woken in readable:
             woken.recv(4096)
@@ -51,7 +52,7 @@ def main() -> None:
             process.kill()
         for name in [name for name, process in workers.items() if process.poll() is not None]:
             del workers[name]
-        if _kill_orphans(workers) or workers:
+        if kill_orphans({process.pid for process in workers.values()}, cleaners) or workers:
             select.select([woken], [], [], _POLL_S)
 
 
@@ -103,14 +104,3 @@ def _report(control: socket.socket, workers: dict[int, "subprocess.Popen[bytes]"
 def _tell(control: socket.socket, message: dict[str, object]) -> None:
     with suppress(OSError):  # the connection is closed: the next packet is its end
         control.send(json.dumps(message).encode())
-
-
-def _kill_orphans(workers: dict[int, "subprocess.Popen[bytes]"]) -> bool:
-    """Kill the children that are not workers; True while there are some."""
-    own = {process.pid for process in workers.values()}
-    orphans = children() - own
-    for pid in orphans:
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, os.WNOHANG)
-    return bool(orphans)

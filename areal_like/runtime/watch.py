@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from areal_like.runtime.descendants import descendants, resident_bytes
+from areal_like.runtime.logs import shorten_log
 from areal_like.runtime.remote import Lane, Worker
 from areal_like.runtime.worker import DUMP, PULSE
 from areal_like.runtime.workers import Workers
@@ -17,7 +18,6 @@ from areal_like.runtime.workers import Workers
 START_S = 300.0  # for a worker to import what it runs
 TICK_S = 0.1
 LEFT_S = 30.0  # for the code of an ended call to stop
-LOG_BYTES = 64 << 20  # a larger log is started again
 SAMPLE_S = 0.5  # during which a computing thread uses processor time
 STOPPED_S = 0.5  # without an iteration: the loop is blocked
 BUSY_SHARE = 0.5  # share of the busiest thread's processor time
@@ -40,8 +40,7 @@ async def watch(workers: Workers) -> None:
                 continue
             note_beats(worker, passed)
             await _judge(workers, worker, descendants=ticks % 10 == 0)
-        if workers.log.exists() and workers.log.stat().st_size > LOG_BYTES:
-            os.truncate(workers.log, 0)
+        shorten_log(workers.log)
 
 
 async def _judge(workers: Workers, worker: Worker, *, descendants: bool) -> None:

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from areal_like.runtime.descendants import die_with_parent
+from areal_like.runtime.logs import shorten_log
 
 BLOCKED_S = 30.0
 SIGNAL_S = 5.0
@@ -133,6 +134,7 @@ class Watch:
 
     def _dump(self) -> str:
         """Dump the stacks; return the innermost lines outside libraries."""
+        shorten_log(self._log)
         before = self._log.stat().st_size
         os.kill(self._parent, DUMP)
         time.sleep(DUMP_S)

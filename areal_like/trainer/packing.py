@@ -166,14 +166,12 @@ def pack(
         keys = _keys(trees, nodes, padded, ends, position[piece] + offset)
     if cp > 1:
         chunk = offset // (padded // (2 * cp))[piece] if keys is None else _chunks(len(piece), cp)
-        share = (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
+        share = _find_share(chunk, cp, cp_rank)
         if keys is not None:
             keys, ends = share_keys(keys, ends, share, cp)
         piece, offset = piece[share], offset[share]
-        here = share[rows]
-        rows, targets = (np.cumsum(share) - 1)[rows[here]], targets[here]
-    place = np.minimum(start[piece] + offset, len(tokens) - 1)  # in the batch
-    is_token = offset < length[piece]
+        rows, targets = _share_predictions(rows, targets, share)
+    place, is_token = np.minimum(start[piece] + offset, len(tokens) - 1), offset < length[piece]  # in the batch
     return MicroBatch(
         np.where(is_token, tokens[place], 0).astype(np.int64),
         position[piece] + offset,
@@ -202,6 +200,19 @@ def _predictions(
     part, i = _count(trees.lengths[node] - (node == leaves[path]))  # a sequence's last token predicts nothing
     path, node = path[part], node[part]
     return ends[np.searchsorted(nodes, node)] + i, starts[sequences[path]] + trees.starts[node] + i + 1
+
+
+def _find_share(chunk: NDArray[np.int64], cp: int, cp_rank: int) -> NDArray[np.bool]:
+    """Return the places of a rank, which has the r-th chunk from both ends."""
+    return (chunk == cp_rank) | (chunk == 2 * cp - 1 - cp_rank)
+
+
+def _share_predictions(
+    rows: NDArray[np.int64], targets: NDArray[np.int64], share: NDArray[np.bool]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the predictions of a rank's `share` of a pack, with rows counted in the share."""
+    here = share[rows]
+    return (np.cumsum(share) - 1)[rows[here]], targets[here]
 
 
 def _keys(

@@ -25,6 +25,14 @@ TRAINER = {  # result file: shape, layout
     "trainer_throughput_qwen3_moe_h200": ("5.8B with 64 experts", "1 H200"),
     "trainer_throughput_folded_h200x4": ("5.8B with 64 experts, `megatron:(attn:t2c2\\|ffn:e4)`", "4 H200"),
 }
+SETTINGS = {  # result file of benchmarks.expert_settings: shape, device
+    "experts_h200": ("5.8B with 64 experts", "1 H200"),
+    "experts_h100": ("3.2B with 64 experts", "1 H100"),
+    "dense_0.6b_h200": ("Qwen3-0.6B", "1 H200"),
+    "dense_0.6b_h100": ("Qwen3-0.6B", "1 H100"),
+    "dense_0.1b_h200": ("0.1B", "1 H200"),
+    "dense_0.1b_h100": ("0.1B", "1 H100"),
+}
 ASYNC = {
     "async_speed_h200x2": "Qwen3-0.6B, 256 responses per step",
     "async_speed_before_h200x2": "Qwen3-0.6B, 256 responses per step, earlier commit",
@@ -63,6 +71,10 @@ def sections() -> Iterator[str]:
     """Yield every section, line by line."""
     yield INTRODUCTION
     yield from table(["Shape", "GPUs", "Tokens/s", "Peak memory", "Log-probs/training"], trainer())
+    if any(map(exists, SETTINGS)):
+        yield SETTINGS_OF_STEPS
+        head = ["Shape", "Tokens", "Settings", "Tokens/s", "Share of peak", "Log-probs/training", "Kernels", "Idle"]
+        yield from table(head, settings())
     yield ASYNCHRONY
     yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
     yield WEIGHTS
@@ -94,6 +106,11 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def exists(name: str) -> bool:
+    """Return whether a result file is there."""
+    return (RESULTS / f"{name}.json").exists()
+
+
 def table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
     """Yield a Markdown table."""
     yield f"| {' | '.join(head)} |"
@@ -113,6 +130,25 @@ def trainer() -> Iterator[Sequence[str]]:
         found = read(name)
         memory = found["peak_gib"]["engine"] / found["peak_gib"]["bare"]
         yield shape, gpus, link(name, f"{found['ratio']:.2f}"), f"{memory:.2f}", f"{found['log_probs_ratio']:.1f}"
+
+
+def settings() -> Iterator[Sequence[str]]:
+    """Yield steps with other micro-batches, recomputation and kernels, interleaved in one process."""
+    for name, (shape, device) in SETTINGS.items():
+        for arm in read(name)["arms"].values() if exists(name) else ():
+            if "failed" in arm:
+                continue
+            speed, forward = arm["seconds_figures"], arm["log_probs_figures"]
+            kernels = {"grouped": "grouped experts", "fused": "fused gradients", "router": "fused router"}
+            kernels["recompute"] = f"recomputed {'layers' if arm['recompute'] == 'full' else arm['recompute']}"
+            chosen = ", ".join(words for key, words in kernels.items() if arm[key])
+            ratio = forward["tokens_per_second"] / speed["tokens_per_second"]
+            profile = arm.get("profile") or {}
+            kernels_of = f"{profile['kernels']:,}" if profile else "–"
+            idle = f"{profile['idle_share']:.0%}" if profile else "–"
+            tokens = link(name, f"{speed['tokens_per_second']:,}")
+            share = f"{speed['share_of_peak']:.1%}"
+            yield f"{shape}, {device}", f"{arm['tokens']:,}", chosen, tokens, share, f"{ratio:.1f}", kernels_of, idle
 
 
 def async_ratios() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -291,6 +327,11 @@ The engine beside a bare loop of the same library on the same micro-batches (`py
 loop computes logits for every token; the engine computes them only for trained tokens (28 % here), except in the second row.
 
 ![Tokens per second of the engine relative to a bare loop](images/trainer_ratio.svg)
+"""
+SETTINGS_OF_STEPS = """
+Steps of one engine with other micro-batches, recomputation and kernels, interleaved in one process, at a learning rate of 0
+(`python -m benchmarks.expert_settings`): loss and gradient norm are equal. The share of peak counts the model's products, not
+recomputed ones; the file has the formula. Kernels and idle time of the GPU are those of a step under torch's profiler.
 """
 ASYNCHRONY = """
 ## Asynchronous and synchronous runs

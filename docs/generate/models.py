@@ -50,7 +50,8 @@ HEAD = """# Models
 
 - **tested**: log-probs equal those of transformers up to the rounding of float32 (`tests/tolerance.py`), every exported tensor equals
   the loaded one, and a whole run with default keys ends as it should on a CPU (`tests/models`). For servers: the log-probs of
-  sampled tokens equal those of transformers, on GPUs up to the rounding of bfloat16 (`test_servers_gpu.py`).
+  sampled tokens equal those of transformers, on GPUs up to the rounding of bfloat16 (`test_servers_gpu.py`). If SGLang has a family's
+  kernels for GPUs only, these tests replace them in the CPU server (`tests/support`).
 - **converts**: the bridge converts every tensor to Megatron's format and back, bit for bit, and a run is rejected.
 - **rejected**: the checks before a run reject the family, for the numbered [reason](#reasons).
 - **accepted**: nothing rejects the family, but no test shows the result.

@@ -97,7 +97,9 @@ def curves(left: float, title: str, lines: Mapping[str, Sequence[tuple[int, floa
         y = top + height * (1.0 - reward) / 0.7
         parts += [f'<line x1="{left}" x2="{left + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="{LINE}"/>']
         parts += [text(left - 8, round(y + 4), f"{reward:.1f}", SOFT, "end")]
-    parts += [text(left + width * step / last, top + height + 18, str(step), SOFT, "middle") for step in (0, last)]
+    ticks = sorted({round(last * quarter / 4) for quarter in range(5)})
+    parts += [text(left + width * step / last, top + height + 18, str(step), SOFT, "middle") for step in ticks]
+    parts += [text(left + width / 2, top + height + 36, "training step", SOFT, "middle")]
     for row, (name, line) in enumerate(lines.items()):
         colour = CURVES[row % len(CURVES)]
         points = " ".join(f"{left + width * s / last:.1f},{top + height * (1.0 - r) / 0.7:.1f}" for s, r in line)
@@ -120,7 +122,7 @@ def learning_curves() -> str:
             for name, seeds in sorted(lines.items())
         }
         parts += curves(50 + 400 * place, f"{panel}: evaluation reward over steps", means)
-    return picture(50 + 400 * len(panels), 290, *parts)
+    return picture(50 + 400 * len(panels), 300, *parts)
 
 
 def overview() -> str:
@@ -138,9 +140,10 @@ def overview() -> str:
                 version = sum(x <= left for x in updates) - 1
                 parts.append(box(left, 106 + 44 * row, right - left - 1, COLOURS[version], height=22))
     parts += [text(x, 250, f"weights {v}", COLOURS[v], "middle") for v, x in enumerate(updates) if v]
+    parts += [text(265, 286, "time →", SOFT, "middle")]
     runs = json.loads(DEMO.read_text())["runs"]
     lines = {f"seed {run['seed']}": run["scalars"]["reward/held_out"] for run in runs}
-    return picture(870, 290, *parts, *curves(510, "CPU demo: evaluation reward over steps", lines))
+    return picture(870, 300, *parts, *curves(510, "CPU demo: evaluation reward over steps", lines))
 
 
 def pictures() -> dict[str, str]:

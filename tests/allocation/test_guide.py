@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from allocation.cli import app
 
 ROOT = Path(__file__).parents[2]
-GUIDE = ROOT / "docs" / "allocation.md"
+GUIDE, README = ROOT / "docs" / "allocation.md", ROOT / "README.md"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
@@ -27,7 +27,10 @@ def answer(command):
     return "\n".join(line.rstrip() for line in f"$ {command}\n{result.output}".splitlines()) + "\n"
 
 
-@pytest.mark.parametrize("block", BLOCK.findall(GUIDE.read_text()), ids=lambda block: commands(block)[0])
+SHOWN = [block for page in (README, GUIDE) for block in BLOCK.findall(page.read_text())]
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: commands(block)[0])
 def test_guide_shows_what_commands_print(block):
     assert block == "".join(map(answer, commands(block)))
 
@@ -46,6 +49,7 @@ if __name__ == "__main__":
     from tests.allocation.conftest import declared
 
     readers.entry_points = declared
-    GUIDE.write_text(
-        BLOCK.sub(lambda match: f"```console\n{''.join(map(answer, commands(match[1])))}```", GUIDE.read_text())
-    )
+    for page in (README, GUIDE):
+        page.write_text(
+            BLOCK.sub(lambda match: f"```console\n{''.join(map(answer, commands(match[1])))}```", page.read_text())
+        )

@@ -23,8 +23,6 @@ from areal_like.algorithms.presets import make_algorithm
 from areal_like.checkpoint.journal import Journal, Step, read_header
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.config.load import load
-from areal_like.config.schema import CurriculumConfig
-from areal_like.data.curriculum import Curriculum
 from areal_like.data.prompt_values import prompt_keys
 from areal_like.data.stream import PromptStream
 from areal_like.errors import DirectoryTaken
@@ -167,6 +165,9 @@ async def attempt(
 
 def results_after(journal: list[Step], version: int, staleness: int) -> PromptResults:
     """A curriculum of blocks of 2 that has observed the steps of a journal."""
+    from areal_like.capabilities.curriculum.schema import CurriculumConfig
+    from areal_like.capabilities.curriculum.stream import Curriculum
+
     section, keys = CurriculumConfig(revisit=0.2), prompt_keys(PROMPTS)
     stream = Curriculum(PROMPTS, shuffle=True, seed=3, config=section, keys=keys, block=2, ahead=staleness)
     results = PromptResults(stream)

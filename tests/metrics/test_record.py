@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from limits import HUNG_S
+from running import undocumented_files
 
 from allocation import Finding, Severity, Source
 from areal_like.metrics.console import COLUMNS, View, complain
@@ -177,3 +178,45 @@ def test_what_users_code_raises_cannot_move_a_terminals_cursor(stream, capsys):
     printed = getattr(capsys.readouterr(), stream)
     assert r"first" + "\n" in printed and r"\x1b[2J\x1b]0;title\x07 \x9b1m \r \u202e [bold] é" in printed
     assert all(c.isprintable() or c in "\n\t" for c in printed)
+
+
+def test_names_of_reward_parts_are_limited_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = dict[str, int]()
+
+    class Sink:
+        def log(self, step: int, scalars: Mapping[str, float]) -> None:
+            seen.update({name: step for name in scalars if "reward_parts/" in name})
+
+        def close(self) -> None: ...
+
+    record = Record(tmp_path, "a title", View(enabled=True), [Sink()])
+    record.start()
+    for step in range(1, 9):
+        changing = {f"reward_parts/row-{step}-{row}": 1.0 for row in range(300)}
+        stats = {"reward": 0.5, "reward_parts/format": 1.0, "math/reward_parts/" + "x" * 10_000: 1.0, **changing}
+        record.step(step, stats, 0)
+    record.close()
+    assert len(seen) == 100 and seen["reward_parts/format"] == 8
+    told = capsys.readouterr().out
+    assert told.count("warning") == 1 and "reward.function" in told and len(told) < 5000
+
+
+def test_every_file_of_a_record_has_a_row_with_its_limit(tmp_path: Path) -> None:
+    record = Record(tmp_path, "a title", View(enabled=False), [TensorBoard(tmp_path / "tensorboard")], report=True)
+    record.start()
+    record.step(1, {"reward": 0.5}, 0)
+    record.finish()
+    record.close()
+    names = [
+        "checkpoints/step-1/config.json",
+        "logs/actor-0.log",
+        "recover/owner-1.json",
+        "recover/step-2/actor/.metadata",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert len(list(tmp_path.iterdir())) >= 9
+    assert undocumented_files(tmp_path) == []
+    (tmp_path / "logs/other.txt").touch()
+    assert undocumented_files(tmp_path) == ["logs/other.txt"]

@@ -41,8 +41,6 @@ _TEXTS = {
     ],
     "cp_comm_type": ["p2p", "all_gather", "a2a", "a2a+p2p"],
     "pipeline_model_parallel_layout": ["Ettt|L", "E|t*2|L"],
-    "cuda_graph_modules": ["attn", "mlp", "moe_router"],
-    "cuda_graph_scope": ["attn", "full_iteration"],
     "offload_modules": [["attn_norm"], ["core_attn"]],
 }
 _OF_KIND: Mapping[str, list[Any]] = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 from running import Run, run
+from support.family_launcher import PLACES
 from tiny_models import TIED, VARIANTS, Variant, write_tiny
 
 from areal_like.config.schema import InitModelConfig
@@ -36,7 +38,8 @@ def run_family(folder: Path, family: str, *settings: str) -> Run:
         *("train_dataset.batch_size=2", "cluster.n_gpus_per_node=2", "rollout.max_head_offpolicyness=0"),
         *(f"total_train_steps={STEPS}", "actor.mb_spec.share_prompts=false"),
     )
-    with run(folder, *overrides, *settings) as started:
+    script = Path(__file__).with_name("family_run.py")
+    with run(folder, *overrides, *settings, script=script, env={"PYTHONPATH": os.pathsep.join(PLACES)}) as started:
         assert started.end() == 0, started.output + started.errors
     return started
 

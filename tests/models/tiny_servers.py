@@ -19,6 +19,7 @@ import pytest
 import torch
 from limits import HUNG_S
 from safetensors.torch import load_file
+from support.family_launcher import PLACES, launcher_of
 from tiny_models import hugging_face_log_probs
 
 from allocation import ParallelSizes
@@ -54,6 +55,8 @@ def served(model: Path, device: Device = "cpu", *overrides: str) -> Iterator[Pos
     reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
     url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
 
+    launcher, places = launcher_of(model) if device == "cpu" else LAUNCHER, os.pathsep.join(PLACES)
+
     def post(path: str, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         request = urllib.request.Request(url + path, json.dumps(body).encode(), headers)
@@ -62,8 +65,8 @@ def served(model: Path, device: Device = "cpu", *overrides: str) -> Iterator[Pos
 
     with (model / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", LAUNCHER, *options, "--host", "127.0.0.1", "--port", url.rpartition(":")[2]],
-            env={**os.environ, TOKEN_VARIABLE: token, "TMPDIR": str(model), "SPT_NOENV": "1"},
+            [sys.executable, "-m", launcher, *options, "--host", "127.0.0.1", "--port", url.rpartition(":")[2]],
+            env={**os.environ, TOKEN_VARIABLE: token, "TMPDIR": str(model), "SPT_NOENV": "1", "PYTHONPATH": places},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -160,9 +160,9 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
             "GPU",
         ),
         (
-            ["device=cuda", "actor.megatron.override_transformer_config.gradient_accumulation_fusion=true"],
-            "actor.megatron.override_transformer_config.gradient_accumulation_fusion",
-            "needs Apex's extension",
+            ["device=cuda", "actor.megatron.override_transformer_config.cuda_graph_impl=local"],
+            "actor.megatron.override_transformer_config.cuda_graph_impl",
+            "packed micro-batches have different shapes",
         ),
         (["sglang.attention_backend=triton"], "sglang.attention_backend", "on CPU"),
         (["sglang.deterministic=true"], "sglang.deterministic", "on CPU"),

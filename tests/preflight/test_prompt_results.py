@@ -1,4 +1,4 @@
-"""What is wrong with a curriculum or single rollouts is said before anything starts, and the fix is right."""
+"""What is wrong with single rollouts is said before anything starts, and the fix is right."""
 
 from __future__ import annotations
 
@@ -17,19 +17,8 @@ def codes(write, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "code", "fixes"),
     [
-        (("train_dataset.curriculum.low=0.95",), "RUN-CURRICULUM-BOUNDS", ("train_dataset.curriculum.high=1.45",)),
-        (
-            ("train_dataset.curriculum.field=anwser",),
-            "RUN-CURRICULUM-FIELD",
-            ("train_dataset.curriculum.field=answer",),
-        ),
         (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SINGLE-ROLLOUT", ("gconfig.n_samples=1",)),
         (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SINGLE-ROLLOUT", ("algorithm=grpo",)),
-        (
-            ("train_dataset.curriculum={}", "total_train_steps=2"),
-            "RUN-PROMPTS-ONCE",
-            ("total_train_steps=1000", "total_train_epochs=1000"),
-        ),
         ((*SINGLE, "total_train_steps=2"), "RUN-PROMPTS-ONCE", ("total_train_steps=1000", "total_train_epochs=1000")),
     ],
 )

@@ -53,7 +53,6 @@ def test_an_adapter_with_another_kind_of_reward_has_none_of_the_run(checked):
         (["adapters.code.actor={lora_rank: 3}"], "RUN-SEVERAL-SHARED", "adapters.code.actor.lora_rank"),
         (["critic={}"], "RUN-SEVERAL-PARTS", "critic"),
         (["ref={update_every_steps: 1}"], "RUN-SEVERAL-PARTS", "ref"),
-        (["adapters.code={train_dataset: {curriculum: {}}}"], "RUN-SEVERAL-PARTS", "train_dataset.curriculum"),
         (["adapters.code={algorithm: single_rollout}"], "RUN-SEVERAL-PARTS", "algorithm"),
         (["adapters.code={algorithm: grop}"], "RUN-ALGORITHM-NAME", "adapters.code.algorithm"),
         (["adapters.code={train_dataset: {path: none.jsonl}}"], None, "adapters.code.train_dataset.path"),

@@ -71,7 +71,7 @@ def test_a_model_of_another_trainer_has_exit_code_1_and_a_trainer_that_will_do(t
     assert code == 1
     assert "Another trainer supports the model: --backend fsdp" in out
     assert "SGLang on CPU: yes" in out
-    assert "SGLang on CPU: yes" in check("--model", "deepseek-v3")[1]
+    assert "SGLang on CPU: no: " in check("--model", "deepseek-v3")[1]
     assert "RUN-BRIDGE-FAMILY" in err
     assert check("--model", tmp_path, "--backend", "fsdp")[0] == 0
 
@@ -93,7 +93,7 @@ def test_a_model_of_text_and_images_is_named_with_the_trainer_and_the_servers_th
     config["model_type"] = "gemma3"
     (tmp_path / "config.json").write_text(json.dumps({**config, "text_config": {**text, "model_type": "gemma3_text"}}))
     code, out, err = check("--model", tmp_path)
-    assert code == 0 and "\nFSDP: trains\nSGLang on CPU: yes\n" in out
+    assert code == 0 and "\nFSDP: trains\nSGLang on CPU: no: " in out
     assert "SGLang on GPUs: yes\n" in out
     code, out, err = check("--model", tmp_path, "--backend", "megatron")
     assert code == 1 and "error[RUN-IMAGES-FAMILY]" in err

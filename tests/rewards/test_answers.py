@@ -8,7 +8,7 @@ import pytest
 from areal_like.rewards.gsm8k import check, quick, verify
 
 CASES = Path(__file__).parent / "answers"
-PAIRS = [json.loads(line) for name in ("graded", "variants") for line in (CASES / f"{name}.jsonl").open()]
+PAIRS = [json.loads(line) for name in ("graded", "variants", "blind") for line in (CASES / f"{name}.jsonl").open()]
 
 
 @pytest.mark.parametrize("kind", sorted({pair["kind"] for pair in PAIRS}))

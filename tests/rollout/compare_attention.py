@@ -6,7 +6,9 @@ A process of its own, since importing SGLang as a server does changes what other
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,10 @@ from sglang.srt.layers.attention import torch_native_backend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 
 from areal_like.rollout.sglang import cpu_attention as sglang_cpu_attention  # noqa: E402
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from support.family_attention import FamilyBackend  # noqa: E402
 
 HEAD_SIZE = 16
 SLOTS = 6000
@@ -148,9 +154,7 @@ def compare_images(window: int) -> Comparison:
         extend_seq_lens=extend, extend_prefix_lens=total - extend, encoder_lens=None,
         forward_mode=SimpleNamespace(is_extend=lambda: True), mm_inputs=[SimpleNamespace(mm_items=own) for own in items],
     )  # fmt: skip
-    ours = Side(
-        sglang_cpu_attention, sglang_cpu_attention.BatchedTorchNativeBackend, key, value, table, family="gemma3"
-    )
+    ours = Side(sglang_cpu_attention, FamilyBackend, key, value, table, family="gemma3")
     found = ours.run("extend", query, [layer], batch)[0].split(extends)
     difference = 0.0
     for row, (length, new, own) in enumerate(zip(lengths, extends, spans, strict=True)):

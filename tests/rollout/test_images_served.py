@@ -16,6 +16,7 @@ import serving as real
 import torch
 from cpu_server import RunningServer, server_on_cpu
 from limits import HUNG_S
+from support.family_launcher import launcher_of
 from test_versions import working
 from tolerance import rounding
 from vision_models import picture, write_vlm
@@ -86,7 +87,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp(request.param)
     networks = [write_vlm(request.param, folder / str(seed), seed) for seed in range(SEEDS)]
     config = load(DEMO, ["sglang.context_length=256"]).config
-    with server_on_cpu(config, folder / "0", folder) as server:
+    with server_on_cpu(config, folder / "0", folder, launcher=launcher_of(folder / "0")) as server:
         yield Served(server, folder, networks)
 
 

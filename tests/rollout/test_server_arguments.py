@@ -7,15 +7,11 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from allocation import ParallelSizes
-from allocation.model_spec import known_models
 from areal_like.config.load import load
-from areal_like.rollout.sglang.cpu_stand_ins import adapt_arguments
 from areal_like.rollout.sglang.decode_graphs import graph_sizes
 from areal_like.rollout.sglang.options import server_arguments
 
@@ -125,27 +121,3 @@ def last_value(keys: list[str], servers: int, flag: str) -> int:
     arguments = gpu_arguments(keys, servers)
     places = [at for at, argument in enumerate(arguments) if argument == flag]
     return int(arguments[places[-1] + 1])
-
-
-@pytest.mark.parametrize(
-    ("model", "free", "expected"),
-    [
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2**40, "40"),  # of 10 sequences
-        ("Qwen/Qwen3-Next-80B-A3B-Instruct", 2**30, "3"),  # of 75 MiB each
-        ("Qwen/Qwen3-0.6B", 2**40, None),
-    ],
-)
-def test_a_cpu_server_keeps_few_states_of_delta_nets(tmp_path, monkeypatch, model, free, expected):
-    architecture = "Qwen3NextForCausalLM" if expected else "Qwen3ForCausalLM"
-    (tmp_path / "config.json").write_text(json.dumps({**known_models()[model], "architectures": [architecture]}))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    limits = ["--max-total-tokens", "1000", "--context-length", "100"]
-    arguments = adapt_arguments(["--model-path", str(tmp_path), *limits])
-    assert dict(pairwise(arguments)).get("--max-mamba-cache-size") == expected
-
-
-def test_a_cpu_server_does_not_cut_images_whose_tokens_attend_to_later_ones(tmp_path):
-    for family, added in (("gemma3", ["--enable-multimodal", "-1"]), ("qwen3_vl", [])):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "architectures": ["Any"]}))
-        arguments = adapt_arguments(["--model-path", str(tmp_path), "--chunked-prefill-size", "64"])
-        assert [argument for argument in arguments[4:] if argument in ("--enable-multimodal", "-1")] == added

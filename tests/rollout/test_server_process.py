@@ -26,20 +26,6 @@ DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"
 
 
-def test_a_long_log_keeps_its_end_while_the_server_appends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LOG_BYTES", 100)
-    monkeypatch.setattr(process, "KEPT_BYTES", 40)
-    log = tmp_path / "server.log"
-    with log.open("ab", buffering=0) as writer:
-        for line in range(1000):
-            writer.write(b"line %04d\n" % line)
-            process.shorten_log(log)
-            assert log.stat().st_size <= 110
-    assert log.read_text().splitlines()[-1] == "line 0999"
-    assert "line 0996" in log.read_text()
-    process.shorten_log(tmp_path / "missing.log")
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SGLangServer]]:
     monkeypatch.setattr(process, "LAUNCHER", "slow_program")

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INTERFACE = "the package itself"  # `__init__.py`, the Python interface
+LONGEST = 50  # lines of a function
+CAPABILITIES = "areal_like.capabilities."
 MOST = 20  # modules in a chain of imports, and modules of ours that one imports
 # Modules and folders of areal_like/ from the bottom up: each imports only those before it.
 ORDER = [
@@ -127,6 +129,39 @@ def test_each_part_imports_only_parts_below_it(own, order):
     assert wrong == []
 
 
+def test_only_a_capability_imports_a_capability_and_only_itself():
+    """So that its folder can be deleted; the rest finds capabilities by `areal_like.registry`."""
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in GRAPH.items()
+        for name in names
+        if name.startswith(CAPABILITIES) and module.split(".")[:3] != name.split(".")[:3]
+    ]
+    assert wrong == []
+
+
+def test_keys_of_capabilities_are_known_without_the_rest_of_them():
+    """The configuration is complete before a capability is loaded, and `--help` answers at once."""
+    light = {"schema": ("areal_like.config.section", "areal_like.config.ignored"), "commands": ()}
+    wrong = [
+        f"{module} imports {name}"
+        for module in OWN
+        if module.startswith(CAPABILITIES) and (allowed := light.get(module.rpartition(".")[2])) is not None
+        for name in imported_at_once(module)
+        if name in BOTH and name not in allowed
+    ]
+    assert wrong == []
+
+
+def imported_at_once(module: str) -> Iterator[str]:
+    """Yield the modules that the top level of one imports."""
+    for node in TREES[module].body:
+        if isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
 def test_modules_form_no_circle():
     try:
         TopologicalSorter(GRAPH).prepare()
@@ -144,6 +179,17 @@ def test_no_chain_of_imports_is_long():
 
 def test_no_module_imports_many_of_ours():
     assert [f"{module}: {len(names)}" for module, names in GRAPH.items() if len(names) > MOST] == []
+
+
+def test_no_function_is_longer_than_a_screen():
+    long = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
+        for module, file in BOTH.items()
+        for node in ast.walk(TREES[module])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := node.end_lineno - node.lineno + 1) > LONGEST
+    ]
+    assert long == []
 
 
 def test_the_compiler_imports_nothing_of_the_engine():

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BASE = ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
 MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+EXAMPLE = "areal_like.capabilities.long_responses"  # which a test adds to a copy of the tree
 PLACEHOLDERS = {"FILE", "my_run.yaml", "run.yaml", "old.yaml", "new.yaml"}  # a user's own configuration
 
 
@@ -162,7 +163,7 @@ def test_python_is_python_and_its_imports_are_there(block: str) -> None:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 importlib.import_module(alias.name)
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and not str(node.module).startswith(EXAMPLE):
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 

@@ -4,8 +4,9 @@ import sys
 from typing import Any
 
 import torch
+from support.family_launcher import serve_family
 
-from areal_like.rollout.sglang.launcher import prepare_imports, serve
+from areal_like.rollout.sglang.launcher import prepare_imports
 
 
 def compute_experts(experts: Any, dispatched: Any, info: Any) -> torch.Tensor:
@@ -67,4 +68,4 @@ if __name__ == "__main__":
     prepare_imports(cuda=False)
     add_adapters_by_pytorch()
     correct_latent_attention_by_pytorch()
-    serve(sys.argv[1:], cuda=False)
+    serve_family(sys.argv[1:])

@@ -9,7 +9,6 @@ from areal_like.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMod
 from areal_like.config.schema.adapters import AdapterConfig
 from areal_like.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
-from areal_like.config.schema.curriculum import CurriculumConfig
 from areal_like.config.schema.data import (
     ArithmeticConfig,
     DatasetConfig,

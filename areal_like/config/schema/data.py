@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from areal_like.config.ignored import Ignored
 from areal_like.config.schema.added import takes_keys
-from areal_like.config.schema.curriculum import CurriculumConfig
 from areal_like.config.section import PATH, TEMPERATURE, Section
 
 _SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
@@ -127,9 +126,6 @@ class TrainDatasetConfig(DatasetConfig):
     """More sets by name, sampled together with `path` by `weight`."""
     weight: Annotated[float, _ONE_SET] = Field(1.0, gt=0)
     """Share of the prompts of `path`, relative to those of `mixture`."""
-
-    curriculum: CurriculumConfig | None = None
-    """Preference for prompts of a middle success rate; null: none."""
 
     @property
     def weights(self) -> dict[str, float] | None:

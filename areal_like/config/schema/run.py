@@ -1,5 +1,6 @@
 """The root of the tree, and what follows from several of its sections."""
 
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -121,6 +122,11 @@ class RunConfig(Section):
         """Prompts of a training step, those of all adapters."""
         each = self.adapted.values() or (self,)
         return sum(config.train_dataset.batch_size for config in each)
+
+    @property
+    def spare_groups(self) -> int:
+        """Groups that may start beyond those that are trained."""
+        return math.ceil(self.rollout.oversampling * self.train_dataset.batch_size)
 
     @property
     def run_dir(self) -> Path:

@@ -11,6 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+# Families with kernels that SGLang 0.5.17 has for GPUs only; tests replace these kernels (`tests/support`)
+ON_GPUS_ALONE = frozenset(
+    {
+        *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "gemma", "gemma2", "gemma3_text", "gpt_oss"),
+        *("exaone4", "minimax_m2", "qwen2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+    }
+)
 _NAMED = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 
 

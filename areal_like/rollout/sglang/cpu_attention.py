@@ -1,19 +1,17 @@
 """SGLang's ``torch_native`` attention in a few calls for many sequences, where its own loop makes one call for each.
 
 With hundreds of short sequences that loop is most of a small model's time on a CPU. Here sequences of similar lengths
-are padded to one size and share a call. Whatever is not causal self-attention (encoders, cross attention) is left to
-SGLang's loop, and so is a long prompt: alone it costs no less than in company.
+are padded to one size and share a call. SGLang's loop computes all attention but causal self-attention (encoders, cross
+attention), and a prompt whose length no other sequence has.
 
 SGLang's models of mistral, qwen2, qwen3 and others do not pass on their sliding windows; here each layer gets its own.
-Sinks (gpt_oss) and soft caps on scores (gemma2), of which SGLang's loop knows nothing, are computed with all scores.
-Image tokens of gemma3 see all tokens of their image, in layers with windows too, as in transformers.
 
 The counterpart is ``sglang/srt/layers/attention/torch_native_backend.py`` of SGLang 0.5.17.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import batched, groupby
 from typing import Any
 
@@ -26,9 +24,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from allocation.model_spec import sliding_layers
-from areal_like.data.processor import SEES_WHOLE_IMAGES
-from areal_like.rollout.sglang.image_masks import image_spans
 
+ATTENTION = "torch_native"
 MOST_ELEMENTS = 2**19  # that one call for several sequences gathers: 2 MiB of float32 stay in a core's cache
 
 
@@ -43,7 +40,6 @@ class Chunk:
     queries: Tensor  # [sequence, query]: row of the batch's tokens
     positions: Tensor  # [sequence, query]: place in the sequence
     slots: Tensor  # [sequence, key]: row of the KV cache
-    images: Tensor | None = None  # [sequence, key]: number of the image that the token is a part of, -1 for words
 
     @cached_property
     def mask(self) -> Tensor:
@@ -51,31 +47,15 @@ class Chunk:
         return (torch.arange(self.slots.shape[1]) <= self.positions[..., None])[:, None]
 
     def seen(self, window: int | None) -> Tensor:
-        """Return the mask where a query sees itself, its image and the `window` tokens before, None: all before."""
-        mask = self.mask
-        if window is not None:
-            mask = mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
-        if self.images is None:
-            return mask
-        own = self.images.gather(1, self.positions)[..., None]
-        return mask | ((own >= 0) & (own == self.images[:, None]))[:, None]
+        """Return the mask where a query sees itself and the `window` tokens before, None: all before."""
+        if window is None:
+            return self.mask
+        return self.mask & (torch.arange(self.slots.shape[1]) >= self.positions[..., None] - window)[:, None]
 
-    def attend(
-        self,
-        query: Tensor,
-        output: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        scores: Mapping[str, Any],
-        **options: Any,
-    ) -> None:
-        """Write the attention's `output` [token, head, size] for this chunk's rows of `query` [token, head, size].
-
-        `scores` are the layer's cap and sinks.
-        """
+    def attend(self, query: Tensor, output: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> None:
+        """Write the attention's `output` [token, head, size] for this chunk's rows of `query` [token, head, size]."""
         keys, values = (cache[self.slots].transpose(1, 2).to(query.dtype) for cache in (k_cache, v_cache))
-        attention = partial(attend_by_scores, **scores) if any(x is not None for x in scores.values()) else None
-        result = (attention or scaled_dot_product_attention)(
+        result = self.compute(
             query[self.queries].transpose(1, 2),
             keys,
             values,
@@ -85,27 +65,9 @@ class Chunk:
         )
         output[self.queries] = result.transpose(1, 2)
 
-
-def attend_by_scores(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    attn_mask: Tensor,
-    scale: float,
-    enable_gqa: bool,
-    cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Return torch's attention with capped scores, of which each head's sink `[heads]` takes a share."""
-    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    scores = query @ key.transpose(2, 3) * scale
-    if cap is not None:
-        scores = cap * torch.tanh(scores / cap)
-    scores = scores.masked_fill(~attn_mask, -torch.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
-    return scores.softmax(3)[..., : key.shape[2]] @ value
+    def compute(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """Return the attention of the chunk's `query` [sequence, head, query, size]."""
+        return scaled_dot_product_attention(query, key, value, **options)
 
 
 def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_size: int) -> Iterator[tuple[int, ...]]:
@@ -125,17 +87,6 @@ def similar_sequences(lengths: list[tuple[int, int]], query_size: int, token_siz
         yield from batched(group, max(1, MOST_ELEMENTS // elements))
 
 
-def number_images(spans: Sequence[Sequence[tuple[int, int]]], slots: Tensor) -> Tensor | None:
-    """Return the number of each key's image, -1 for words, as a tensor like `slots`; None without images."""
-    if not any(spans):
-        return None
-    images = torch.full_like(slots, -1)
-    for row, own in zip(images, spans, strict=True):
-        for number, (first, last) in enumerate(own):
-            row[first : last + 1] = number
-    return images
-
-
 class BatchedTorchNativeBackend(TorchNativeAttnBackend):
     """TorchNativeAttnBackend with the same results to rounding; arguments of the overridden methods are as there."""
 
@@ -143,24 +94,27 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         super().__init__(model_runner)
         config = model_runner.model_config.hf_text_config.to_dict()
         sliding = sliding_layers(config)
-        self._whole_images = model_runner.model_config.hf_config.model_type in SEES_WHOLE_IMAGES
         for layer in model_runner.model.modules():
+            if isinstance(layer, RadixAttention):
+                self.check(layer)
             if isinstance(layer, RadixAttention) and layer.layer_id in sliding:
                 layer.sliding_window_size = config["sliding_window"] - 1  # tokens before the query
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         super().init_forward_metadata(forward_batch)
         self.forward_metadata: list[Chunk] | None = None  # made by the first layer of the pass, the same for all
-        prefills = self._whole_images and forward_batch.forward_mode.is_extend()
-        self._images = image_spans(forward_batch.mm_inputs or ()) if prefills else []
 
-    def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
-        self._scores = {"cap": layer.logit_cap or None, "sinks": sinks}
-        return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache)
+    def check(self, layer: RadixAttention) -> None:
+        """Raise NotImplementedError for a layer with a cap on its scores, which the loop would leave out."""
+        if layer.logit_cap:
+            raise NotImplementedError("SGLang's attention on a CPU has no cap on scores (attn_logit_softcapping)")
 
-    def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None):
-        self._scores = {"cap": layer.logit_cap or None, "sinks": sinks}
-        return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache)
+    def is_alone(self, chunk: Chunk) -> bool:
+        """Return whether SGLang's loop computes a chunk of a prefill."""
+        return len(chunk.sequences) == 1
+
+    def make_chunk(self, *parts: Any) -> Chunk:
+        return Chunk(*parts)
 
     def _run_sdpa_forward_extend(
         self, query, output, k_cache, v_cache, table, requests, seq_lens, prefixes, extends, encoders=None, **options
@@ -169,9 +123,8 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
         if not (options["causal"] and _is_self_attention(encoders, options)):
             return loop(query, output, *caches, table, requests, seq_lens, prefixes, extends, encoders, **options)
         for chunk in self._chunks(query, *caches, table, requests, seq_lens, extends):
-            plain = chunk.images is None and all(part is None for part in self._scores.values())
-            if len(chunk.sequences) > 1 or not plain:
-                chunk.attend(query, output, *caches, self._scores, **options)
+            if not self.is_alone(chunk):
+                chunk.attend(query, output, *caches, **options)
                 continue
             rows = slice(chunk.queries[0, 0], chunk.queries[0, -1] + 1)
             one = (batch[chunk.sequences[0], None] for batch in (requests, seq_lens, prefixes, extends))
@@ -185,7 +138,7 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
             loop = super()._run_sdpa_forward_decode
             return loop(query, output, k_cache, v_cache, table, requests, seq_lens, encoders, **options)
         for chunk in self._chunks(query, k_cache, v_cache, table, requests, seq_lens, torch.ones_like(seq_lens)):
-            chunk.attend(query, output, k_cache, v_cache, self._scores, **options)
+            chunk.attend(query, output, k_cache, v_cache, **options)
         return output
 
     def _chunks(self, query, k_cache, v_cache, table, requests, seq_lens, extends) -> list[Chunk]:
@@ -200,9 +153,8 @@ class BatchedTorchNativeBackend(TorchNativeAttnBackend):
                 place = torch.arange(int(extend.max())).minimum(extend - 1)
                 key = torch.arange(int(total.max())).minimum(total - 1)
                 slots = table[requests[chosen, None], key].long()
-                images = number_images([self._images[i] for i in sequences], slots) if any(self._images) else None
                 rows, positions = starts[chosen, None] + place, total - extend + place
-                self.forward_metadata.append(Chunk(sequences, rows, positions, slots, images))
+                self.forward_metadata.append(self.make_chunk(sequences, rows, positions, slots))
         return self.forward_metadata
 
 

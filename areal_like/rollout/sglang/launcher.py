@@ -6,7 +6,6 @@ start quickly:
 - SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call
   stands in;
 - attention takes hundreds of short sequences at once (`cpu_attention.py`);
-- other kernels have stand-ins (`cpu_stand_ins.py`);
 - nothing is compiled, and every process has one thread: more of them slow small models down;
 - the children are forked. SGLang asks for ``spawn`` for CUDA's sake; each child would then import everything once more.
 
@@ -33,7 +32,6 @@ from areal_like.rollout.sglang import (
     adapters,
     classifier,
     columns,
-    cpu_stand_ins,
     downloads,
     giving_up,
     image_masks,
@@ -111,6 +109,15 @@ def end_at_once() -> None:
         os.environ.setdefault(variable, "0")
 
 
+def prepare_cpu(_: Any) -> None:
+    """Register the attention on a CPU of a model with this configuration; forked schedulers look it up."""
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+    from areal_like.rollout.sglang.cpu_attention import ATTENTION, BatchedTorchNativeBackend
+
+    register_attention_backend(ATTENTION)(BatchedTorchNativeBackend)
+
+
 def serve(arguments: list[str], cuda: bool) -> None:
     """Serve until the process is ended; SGLang checks the arguments itself."""
     with pause_gc():  # nor by SGLang after each weight update, which would take it 0.2 s
@@ -129,8 +136,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
     columns.send_columns()
     giving_up.add_route(app)
     downloads.add_route(app)
-    adapt = image_masks.adapt_arguments if cuda else cpu_stand_ins.adapt_arguments
-    server = prepare_server_args(adapt(arguments))
+    server = prepare_server_args(image_masks.adapt_arguments(arguments) if cuda else arguments)
     architectures = server.get_model_config().hf_config.architectures
     images.keep_sent_tokens(server.get_model_config().hf_config.model_type)
     leave_out_other_models(architectures)
@@ -138,8 +144,7 @@ def serve(arguments: list[str], cuda: bool) -> None:
         # One process group on one host: its ranks can meet at a file. torch's TCPStore would listen on every interface.
         os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{tempfile.mkdtemp()}/rendezvous"
     if not cuda:
-        cpu_stand_ins.register_attention()
-        cpu_stand_ins.replace_kernels(server.get_model_config().hf_config)
+        prepare_cpu(server.get_model_config().hf_config)
         # every rank may use every core: a trainer's ranks run here too
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * server.tp_size))

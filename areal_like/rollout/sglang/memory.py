@@ -102,3 +102,26 @@ def as_if_idle(updater: Any) -> Iterator[None]:
         yield
     finally:
         updater.is_fully_idle, updater.flush_cache = idle, flush
+
+
+def updater_with_requests() -> type:
+    """Return SGLang's weight updater, which can release memory while requests wait, and keeps their slots."""
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    class UpdaterWithRequests(SchedulerWeightUpdaterManager):
+        bring_back: Any = None  # of `keep`, while the memory is released
+
+        def release_memory_occupation(self, request: Any) -> Any:
+            if "kv_cache" in request.tags:
+                self.bring_back = keep(self.scheduler)
+            with as_if_idle(self):
+                return super().release_memory_occupation(request)
+
+        def resume_memory_occupation(self, request: Any) -> Any:
+            answer = super().resume_memory_occupation(request)
+            if "kv_cache" in request.tags and self.bring_back:
+                self.bring_back()
+                self.bring_back = None
+            return answer
+
+    return UpdaterWithRequests

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from areal_like.cluster.ports import reserve_port
 from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.server import CLASSIFY, GENERATE
+from areal_like.runtime.logs import shorten_log
 
 POLL_S = 0.2
-LOG_BYTES, KEPT_BYTES = 64 << 20, 16 << 20  # SGLang writes lines for every request and prefill, without a limit
 ANSWER_S = 30.0  # that a server has for its first token; then it is asked again
 ONE_TOKEN = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
 # what SGLang writes in its log on the way, in order
@@ -123,19 +122,6 @@ async def _answers(session: aiohttp.ClientSession, url: str, left_s: float) -> b
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
-
-
-def shorten_log(log: Path) -> None:
-    """Cut a log of more than LOG_BYTES to its last KEPT_BYTES; the server goes on appending to it."""
-    with suppress(OSError):  # the file was removed, or the disk is full: the server matters more
-        size = log.stat().st_size
-        if size > LOG_BYTES:
-            with log.open("rb") as file:
-                file.seek(size - KEPT_BYTES)
-                rest = file.read(KEPT_BYTES)
-            os.truncate(log, 0)
-            with log.open("ab") as file:
-                file.write(rest)
 
 
 def last_stage(log: str) -> str:

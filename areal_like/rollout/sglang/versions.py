@@ -44,8 +44,6 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 
 def labelling_scheduler() -> type:
     """Return SGLang's Scheduler, which knows the version that it runs: `version`."""
-    import torch
-
     from areal_like.rollout.sglang.one_prefill import prefilling_once
 
     class LabellingScheduler(prefilling_once()):  # type: ignore[misc]
@@ -69,10 +67,7 @@ def labelling_scheduler() -> type:
 
         def pause_generation(self, request: Any) -> None:
             super().pause_generation(request)
-            # The last pass may still run, on another stream than an update's: it would read new weights, and its
-            # collectives and the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
-            torch.get_device_module(self.device).synchronize()
-            torch.distributed.barrier(group=self.tp_cpu_group)
+            _wait_for_ranks(self)
             self.cur_batch_for_debug = None  # the watchdog ends a server that is long in a batch
 
         def begin(self, version: str) -> None:
@@ -97,31 +92,27 @@ def labelling_scheduler() -> type:
     return LabellingScheduler
 
 
+def _wait_for_ranks(scheduler: Any) -> None:
+    """Wait until the GPU of every rank is idle.
+
+    The last pass may still run, on another stream than an update's: it would read new weights, and its collectives and
+    the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
+    """
+    import torch
+
+    torch.get_device_module(scheduler.device).synchronize()
+    torch.distributed.barrier(group=scheduler.tp_cpu_group)
+
+
 def labelling_updater() -> type:
     """Return SGLang's weight updater, which reports a version to the scheduler once all of its weights are loaded."""
     from sglang.srt.managers import io_struct
-    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
 
     from areal_like.rollout.sglang.loading import renew_copies
-    from areal_like.rollout.sglang.memory import as_if_idle, keep
+    from areal_like.rollout.sglang.memory import updater_with_requests
     from areal_like.rollout.sglang.receiving import receive_broadcast, receive_checkpoint, receive_exported
 
-    class LabellingUpdater(SchedulerWeightUpdaterManager):
-        bring_back: Any = None  # of `keep`, while the memory is given back
-
-        def release_memory_occupation(self, request: Any) -> Any:
-            if "kv_cache" in request.tags:
-                self.bring_back = keep(self.scheduler)
-            with as_if_idle(self):
-                return super().release_memory_occupation(request)
-
-        def resume_memory_occupation(self, request: Any) -> Any:
-            answer = super().resume_memory_occupation(request)
-            if "kv_cache" in request.tags and self.bring_back:
-                self.bring_back()
-                self.bring_back = None
-            return answer
-
+    class LabellingUpdater(updater_with_requests()):  # type: ignore[misc]
         def init_weights_update_group(self, request: Any) -> Any:
             if interface := os.environ.get(WEIGHTS_INTERFACE_VARIABLE):
                 os.environ[GLOO_VARIABLE] = interface  # of this group alone: all others exist

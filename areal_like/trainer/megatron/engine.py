@@ -34,6 +34,7 @@ from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, make_copies, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
 from areal_like.trainer.megatron.forward import Head, forward_backward, make_replay  # noqa: E402
+from areal_like.trainer.megatron.grouped_experts import group_products  # noqa: E402
 from areal_like.trainer.megatron.images import enable_inputs, freeze_tower  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.trainer.megatron.padding import ignore_padding  # noqa: E402
@@ -71,6 +72,9 @@ class MegatronEngine(BaseEngine):
             self._scheduler: Any = None
             trained = spec.optimizer is not None
             self._wrapped = optimizer.wrap_models(self._models, config, trained=trained, overlap=overlap)
+            group_products(self._models, sends_early=optimizer.sends_early(self._wrapped[-1]))
+            if trained and config.megatron.override_transformer_config.get("gradient_accumulation_fusion"):
+                optimizer.fuse_gradients(self._models)
             if spec.optimizer is not None:
                 steps = optimizer.schedule_steps(spec.optimizer, spec.total_steps, spec.role)
                 self._optimizer = optimizer.make_optimizer(self._wrapped, config, spec.optimizer)

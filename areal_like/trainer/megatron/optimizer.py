@@ -45,6 +45,14 @@ def wrap_models(
     return [DistributedDataParallel(config, ddp, chunk, disable_bucketing=i > 0) for i, chunk in enumerate(chunks)]
 
 
+def fuse_gradients(models: list[torch.nn.Module]) -> None:
+    """Make Transformer Engine's layers add weight gradients to `main_grad` in the kernel that computes them."""
+    for model in models:
+        for layer in model.modules():
+            if hasattr(layer, "fuse_wgrad_accumulation"):
+                layer.fuse_wgrad_accumulation = True
+
+
 def _in_half(config: Any, model: torch.nn.Module) -> torch.nn.Module:
     """Return Megatron's wrapper without rounded buffers: routers' biases are float32 in checkpoints and servers."""
     before = [(module, dict(module.named_buffers(recurse=False))) for module in model.modules()]

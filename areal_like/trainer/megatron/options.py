@@ -68,8 +68,14 @@ _WITHOUT_EFFECT_PREFIXES = {
     **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
 }
 _AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-_INSTEAD = {"cuda_graph_scope": "cuda_graph_impl and cuda_graph_modules"}  # deprecated
 _IN_ITS_TYPE = ("fp8_param", "fp4_param")
+# Packs have other numbers of tokens and sequences in each micro-batch, and the trainer computes the head itself.
+_GRAPHS = "a CUDA graph repeats kernels of fixed shapes, and packed micro-batches have different shapes"
+_OVERLAPPED = "Megatron-core's overlapped schedule of experts has a forward pass without the trainer's output layer"
+_OTHER_SCHEDULE = {
+    **dict.fromkeys(("cuda_graph_", "enable_cuda_graph", "external_cuda_graph"), _GRAPHS),
+    **dict.fromkeys(("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "ep_overlap_"), _OVERLAPPED),
+}
 _FUSED_ON_GPU = (
     *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
     *("persist_layer_norm", "moe_permute_fusion"),
@@ -80,9 +86,6 @@ _GPU_ONLY = (
         "attention_backend",
         "bias_dropout_fusion",
         "cpu_offloading",
-        "cuda_graph_impl",
-        "enable_cuda_graph",
-        "external_cuda_graph",
         "fp4",
         "fp8",
     ),
@@ -125,9 +128,9 @@ def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | 
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
         help = f"write {ends}, or pipeline_model_parallel_layout, instead"
         return OptionProblem("RUN-MEGATRON-LAYER-SPLIT", name, message, help)
-    if value is not None and name in _INSTEAD:
-        message = f"{name} is deprecated in Megatron-core and does not work by itself"
-        return OptionProblem("RUN-MEGATRON-DEPRECATED", name, message, f"write {_INSTEAD[name]} instead")
+    of_schedule = next((why for start, why in _OTHER_SCHEDULE.items() if name.startswith(start)), None)
+    if of_schedule and name in options and value not in (False, None, "none"):
+        return OptionProblem("RUN-MEGATRON-SCHEDULE", name, of_schedule, f"leave out {name}")
     if refused := _decided_elsewhere(name, key):
         code, reason = refused
         return OptionProblem(code, name, reason, f"leave out {name}")
@@ -245,13 +248,13 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         "moe_router_dtype": "fp32",
         "deterministic_mode": megatron.use_deterministic_algorithms,
         "use_cpu_initialization": not on_gpu,
-        "gradient_accumulation_fusion": False,
         **{name: getattr(megatron, name) for name in _SAME_NAME},
         **recompute_modules(megatron),
         **_not_overlapped(megatron),
         **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
         "bias_dropout_fusion": False,  # without dropout it is an addition, and compiled code needs more host time
         **overrides,
+        "gradient_accumulation_fusion": False,  # Megatron's own layers need Apex; `fuse_gradients` sets the others
     }
     if "attention_backend" in overrides:
         from megatron.core.transformer.enums import AttnBackend

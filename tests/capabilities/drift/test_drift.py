@@ -397,7 +397,10 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: p
 
             return note
 
-    noting, record = cast(Any, Noting()), cast(Any, SimpleNamespace(phase=lambda name: nullcontext()))
+    noting, record = (
+        cast(Any, Noting()),
+        cast(Any, SimpleNamespace(phase=lambda name: nullcontext(), waiting=lambda present: nullcontext())),
+    )
     policy = Policy("", load(CONFIG).config, noting, noting, noting)
     parts = Parts({"": policy}, noting, noting, noting, sharing=noting, hooks=[DriftHook({"": noting}, record)])
     monkeypatch.setattr(loop, "train_step", train)

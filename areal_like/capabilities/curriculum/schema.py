@@ -1,4 +1,4 @@
-"""Choice of prompts by their success rates: `train_dataset.curriculum`."""
+"""The section `train_dataset.curriculum`."""
 
 from pydantic import Field
 
@@ -18,3 +18,13 @@ class CurriculumConfig(Section):
     """Weight of a prompt's earlier results when there is a new one; 0: the last one."""
     field: str | None = None
     """Column whose rows share one mean reward by its value, such as a level; null: rows with equal prompts share it."""
+
+
+class CurriculumKeys(Section):
+    """The section of the curriculum."""
+
+    curriculum: CurriculumConfig | None = None
+    """Preference for prompts of a middle success rate; null: none."""
+
+
+KEYS = {"train_dataset": CurriculumKeys}

@@ -1,4 +1,4 @@
-"""Parts of SGLang 0.5.17 whose code for a CPU needs a kernel or a chip that is not there, in plain PyTorch."""
+"""Parts of SGLang 0.5.17 whose code for a CPU needs a missing kernel or chip, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -56,18 +56,13 @@ def _count_states(config: Mapping[str, Any], sequences: int) -> int:
     return min(STATES * sequences, psutil.virtual_memory().available // MEMORY_SHARE // size)
 
 
-def register_attention() -> None:
-    """Have the CPU's attention under each of its names; forked schedulers look it up."""
+def prepare_cpu(config: Any) -> None:
+    """Register the attention, and replace kernels for the model of a `config` that need Triton, AMX or bfloat16."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
-
-    from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend
+    from support.family_attention import FamilyBackend
 
     for name in (ATTENTION, *_UNDER_ANOTHER_NAME.values()):
-        register_attention_backend(name)(BatchedTorchNativeBackend)
-
-
-def replace_kernels(config: Any) -> None:
-    """Replace what the model of a `config` calls in SGLang on a CPU too and what needs Triton, AMX or bfloat16."""
+        register_attention_backend(name)(FamilyBackend)
     architectures = set(config.architectures)
     _add_shared_experts_without_triton()
     _rotate_without_amx()
@@ -82,10 +77,10 @@ def replace_kernels(config: Any) -> None:
     if "MiniMaxM2ForCausalLM" in architectures:
         _normalise_without_triton()
     if not architectures.isdisjoint(_WITH_DELTA_NETS):
-        from areal_like.rollout.sglang import cpu_delta_nets
+        from support import delta_net_kernels
 
-        cpu_delta_nets.add_kernels()
-        cpu_delta_nets.replace_norms()
+        delta_net_kernels.add_kernels()
+        delta_net_kernels.replace_norms()
 
 
 def _add_shared_experts_without_triton() -> None:

@@ -1,13 +1,17 @@
 """A stream that prefers prompts whose success rate is between two bounds."""
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from areal_like.config.schema import CurriculumConfig
-from areal_like.data.prompt_values import PromptValues
+from areal_like.capabilities.curriculum.schema import CurriculumConfig, CurriculumKeys
+from areal_like.config.keys import with_keys
+from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.data.stream import PromptStream
+from areal_like.job import Job
 from areal_like.types import Ints, Prompt
 
 
@@ -18,7 +22,7 @@ class Curriculum(PromptStream):
     probability `revisit`. Rows are drawn in blocks, one for each training step. A block is drawn as soon as its groups
     may start: `ahead` steps before the step that trains them, from the results known then. The stream therefore depends
     only on the seed and on the results of each step, not on when groups start. A run that starts more groups to replace
-    dropped ones draws further blocks immediately; a resumed run draws them at the same step (`Step.drawn`).
+    dropped ones draws further blocks immediately; a resumed run draws them at the same step.
     """
 
     def __init__(
@@ -55,9 +59,17 @@ class Curriculum(PromptStream):
         """Record the results of a step."""
         self._rates.observe(rows, rewards)
 
-    def draw_ahead(self, version: int) -> None:
+    def advance(self, version: int) -> None:
         """Draw the blocks that may start at a version, whose results were observed."""
         self.draw_to(version + self._ahead + 1)
+
+    def describe(self) -> dict[str, int]:
+        """Return the number of blocks, which a resumed run draws at the same step."""
+        return {"drawn": self.drawn}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Draw the blocks that the run had drawn when it described the step."""
+        self.draw_to(values.get("drawn", 0))
 
     def draw_to(self, blocks: int) -> None:
         """Draw until there are `blocks` blocks."""
@@ -66,10 +78,10 @@ class Curriculum(PromptStream):
             for _ in range(self._block):
                 self._rows.append(self._draw(random))
 
-    def newly_skipped(self) -> int:
+    def statistics(self) -> dict[str, float]:
         """Return how many rows were skipped since the last call."""
         skipped, self._skipped = self._skipped, 0
-        return skipped
+        return {"curriculum/skipped": float(skipped)}
 
     def _draw(self, random: np.random.Generator) -> int:
         """Return the next row; after a whole pass of skipped rows, return any row."""
@@ -83,3 +95,20 @@ class Curriculum(PromptStream):
         row = super().row(self._cursor)
         self._cursor += 1
         return row
+
+
+def make_stream(job: Job) -> Curriculum | None:
+    """Return the stream whose blocks are drawn as soon as one of their groups may start, None without a curriculum."""
+    data = job.config.train_dataset
+    if (section := with_keys(data, CurriculumKeys).curriculum) is None:
+        return None
+    return Curriculum(
+        job.train_prompts,
+        shuffle=data.shuffle,
+        seed=job.config.seed,
+        config=section,
+        keys=prompt_keys(job.train_prompts, section.field),
+        block=data.batch_size,
+        ahead=job.config.rollout.max_head_offpolicyness + math.ceil(job.config.spare_groups / data.batch_size),
+        weights=data.weights,
+    )
