@@ -19,10 +19,11 @@ def replay(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value ...", help="Settings to change: a layout, or training.")
     ] = None,
-    step: Annotated[int | None, typer.Option(min=1, help="Step to compute again.")] = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="Step to compute again.")] = None,
     steps: Annotated[str | None, typer.Option(metavar="N:M", help="Steps to compute again, such as 40:60.")] = None,
     max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="Leave out trajectories with tokens that are more versions old.")
+        int | None,
+        typer.Option(metavar="K", min=0, help="Leave out trajectories with tokens that are more versions old."),
     ] = None,
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also compare every token's log-prob with the weights of its version.")

@@ -32,9 +32,9 @@ def check_disk(known: Known) -> Iterator[Finding]:
         help = f"set recover.replay_keep={fits}, or recover.replay=false"
         severity = Severity.WARNING if step < free else Severity.ERROR
         message = f"{message}, where {parent} has {_size(free)}"
-        yield finding("RUN-REPLAY-DISK", "recover.replay_keep", message, help, severity=severity)
+        yield finding("RUN-RECORD-DISK", "recover.replay_keep", message, help, severity=severity)
     else:
-        yield finding("RUN-REPLAY-SIZE", "recover.replay_keep", message, severity=Severity.NOTE)
+        yield finding("RUN-RECORD-SIZE", "recover.replay_keep", message, severity=Severity.NOTE)
 
 
 def step_bytes(known: Known) -> int:

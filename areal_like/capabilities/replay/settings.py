@@ -22,6 +22,10 @@ from areal_like.preflight import preflight
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.preflight.resume import MAY_CHANGE
 
+_USED = (  # sections and keys that a replay reads
+    *("actor", "critic", "ref", "adapters", "allocation_mode", "cluster", "scheduler", "device"),
+    *("algorithm", "gconfig.temperature"),
+)
 _ELSEWHERE = ("recover.mode=off", "recover.replay=false", "stats_logger.console=false")
 
 
@@ -29,6 +33,18 @@ def may_change(override: str) -> bool:
     """Return whether an override changes a key that may change within a run: it does not change what is trained."""
     key = override.partition("=")[0]
     return any(is_below([key], allowed) for allowed in MAY_CHANGE)
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise CheckpointError for an override that a replay would ignore: it has neither servers nor prompts."""
+    for text in overrides:
+        key = text.partition("=")[0]
+        if any(is_below([key], section) for section in _USED):
+            continue
+        raise CheckpointError(
+            f"{key} does not change a replay, which trains recorded trajectories without servers, prompts and rewards. "
+            f"Override keys of {', '.join(_USED)}"
+        )
 
 
 def is_in_place(config: RunConfig) -> bool:

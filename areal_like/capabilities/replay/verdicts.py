@@ -21,6 +21,7 @@ from areal_like.capabilities.replay.reader import RecordedRun, open_run
 from areal_like.capabilities.replay.recorder import measure
 from areal_like.capabilities.replay.replayer import Keep, Place, Replay, find_place, replay_to, start_trainers
 from areal_like.capabilities.replay.settings import (
+    check_overrides,
     compare_settings,
     is_in_place,
     make_job,
@@ -69,6 +70,7 @@ def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callab
     run = open_run(path)
     for number in range(first, last + 1):
         run.describe(number)
+    check_overrides(overrides)
     layout = [text for text in overrides if may_change(text)]
     return Asked(run, first, last, layout, [text for text in overrides if text not in layout], say)
 
@@ -86,7 +88,9 @@ def audit(path: Path) -> Verdict:
 async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
     """Compute steps again and compare them with the record, with `log_probs` also every token's."""
     run, config = asked.run, read_config(asked.run)
-    place = find_place(run, asked.first)
+    staleness = int(config["rollout"]["max_head_offpolicyness"])
+    # tokens are scored with the weights of their versions, so the replay passes the oldest of them
+    place = find_place(run, max(1, asked.first - staleness) if log_probs else asked.first)
     between = [run.describe(number) for number in range(place.version + 1, asked.last + 1)]
     faults = list(audit_run(run, config, [each["step"] for each in between]))
     with _scratch(run) as scratch:
@@ -95,8 +99,7 @@ async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
         bounds = _bounds(job, len(between)) if asked.layout or not same_layout(between, job) else EXACT
         asked.say(f"replaying steps {place.version + 1} to {asked.last} from {place}")
         found: list[tuple[int, list[Quantity]]] = []
-        staleness, in_place = int(config["rollout"]["max_head_offpolicyness"]), is_in_place(job.config)
-        check = LogProbCheck(run, asked.first, asked.last, staleness, in_place)
+        check = LogProbCheck(run, asked.first, asked.last, staleness, is_in_place(job.config))
         async with start_trainers(job, run, place, scratch) as replay:
             if bounds.exact:
                 await _check_loaded(replay, run, place)
