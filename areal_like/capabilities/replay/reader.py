@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,8 +166,9 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8") as file:
         for line in file:
-            if line.endswith("}\n") and isinstance(row := json.loads(line), dict) and isinstance(row.get("step"), int):
-                yield row
+            with suppress(ValueError, RecursionError):  # a line that a crash has torn
+                if isinstance(row := json.loads(line), dict) and isinstance(row.get("step"), int):
+                    yield row
 
 
 def _ranges(steps: list[int]) -> str:

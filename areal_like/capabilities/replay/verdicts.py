@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -280,7 +281,8 @@ def compare_runs(one: Path, other: Path) -> Verdict:
 @contextmanager
 def _scratch(run: RecordedRun) -> Iterator[Path]:
     """Yield a directory in the run's for logs and checkpoints of a replay; its logs stay if the replay fails."""
-    path = Path(tempfile.mkdtemp(prefix=".replay-", dir=run.path)).absolute()
+    place = run.path if os.access(run.path, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix=".replay-", dir=place)).absolute()
     try:
         yield path
     except BaseException as error:
