@@ -63,13 +63,13 @@ def _changes(step: StepFile) -> Iterator[str]:
 
 
 def _groups(step: StepFile, line: Step) -> Iterator[str]:
-    """Yield differences from the journal's groups, and samples that a group lacks."""
+    """Yield differences from the journal's groups, and samples that a group lacks; an agent's episode may fail."""
     group_ids, samples = (step.arrays[f"{TRAJECTORIES}{name}"] for name in ("group_id", "sample"))
     for group in line.groups:
         own = {int(sample) for sample in samples[group_ids == group]}
         wanted = range(int(step.about["samples_per_group"]))
         lacking = sorted({*wanted, *range(max(own, default=-1) + 1)} - own)
-        if lacking and not (step.about["has_workflow"] and not own):
+        if lacking and not step.about["has_workflow"]:
             which = ", ".join(map(str, lacking))
             yield f"step {step.step}: group {group} has {len(own)} of {len(wanted)} samples; missing: sample {which}"
     if others := sorted({int(group) for group in group_ids} - set(line.groups)):

@@ -138,6 +138,11 @@ def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:
     key = f"inputs/{name}/baselines" if name else "inputs/baselines"
 
     def find(groups: Any) -> Floats:
+        if key not in recorded.arrays:
+            raise CheckpointError(
+                f"the algorithm needs values of prompts, and step {recorded.step} was trained without them. Choose "
+                "settings that do not need them"
+            )
         scored = [item for item in recorded.trajectories() if item.reward is not None]
         known = dict(zip([item.group_id for item in scored], recorded.arrays[key].tolist(), strict=False))
         return np.array([known[int(group)] for group in groups], np.float32)
