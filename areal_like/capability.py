@@ -74,11 +74,13 @@ class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
     `hook` makes what the loop calls, and `stream` the prompts in their order, each None where the run has none of it.
+    `uses_reference` tells whether a run needs the section `ref` for it.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
+    uses_reference: Callable[[RunConfig], bool] = lambda config: False
 
 
 @cache
@@ -100,3 +102,8 @@ def make_hooks(started: Started) -> list[Hook]:
 def make_stream(job: Job) -> PromptStream | None:
     """Return the stream of prompts that a capability makes, None where none does."""
     return next((stream for each in capabilities() if (stream := each.stream(job)) is not None), None)
+
+
+def uses_reference(config: RunConfig) -> bool:
+    """Return whether a capability uses the reference of a run."""
+    return any(each.uses_reference(config) for each in capabilities())

@@ -1,26 +1,22 @@
 """Finds the folders of `areal_like/capabilities/`, each of which adds to a run what the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
-CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`, `docs.md`. A folder that was
-deleted is simply not there.
+CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`. A folder that was deleted is
+simply not there.
 """
 
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-_PACKAGE = "areal_like.capabilities"
+_FOLDER, _PACKAGE = Path(__file__).with_name("capabilities"), "areal_like.capabilities"
 
 
 def find_files(name: str) -> Iterator[tuple[str, Path]]:
     """Yield each capability that has a file of this name, and the file, in the order of their names."""
-    package = find_spec(_PACKAGE)
-    folders = [
-        folder for place in ((package and package.submodule_search_locations) or ()) for folder in _folders(place)
-    ]
-    for folder in sorted(folders, key=lambda folder: folder.name):
+    folders = _FOLDER.iterdir() if _FOLDER.is_dir() else ()
+    for folder in sorted(folder for folder in folders if folder.name.isidentifier()):
         if (file := folder / name).is_file():
             yield folder.name, file
 
@@ -29,7 +25,3 @@ def find_modules(name: str) -> Iterator[tuple[str, ModuleType]]:
     """Yield each capability that has a module of this name, and the module."""
     for capability, _ in find_files(f"{name}.py"):
         yield capability, import_module(f"{_PACKAGE}.{capability}.{name}")
-
-
-def _folders(place: str) -> list[Path]:
-    return [folder for folder in Path(place).iterdir() if folder.is_dir() and folder.name.isidentifier()]

@@ -9,6 +9,7 @@ from allocation.diagnostics import Finding, Severity
 from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.algorithms.settings import GEOMETRIC_CAP, PRESETS, Settings, settings_of
 from areal_like.algorithms.types import Algorithm, Experience
+from areal_like.capability import uses_reference
 from areal_like.config.findings import finding, nearest_words, warn_ignored
 from areal_like.config.schema import RunConfig
 from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
@@ -98,8 +99,7 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
         yield finding(
             "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to use the model that the run starts from"
         )
-    followed = config.teacher is not None and config.teacher.follows == "ref"
-    if "reference" not in algorithm.needs and config.ref is not None and not followed:
+    if "reference" not in algorithm.needs and config.ref is not None and not uses_reference(config):
         why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) uses a reference policy"
         yield warn_ignored("ref", why, "write ref=null")
     if "values" not in algorithm.needs and algorithm.critic is None and config.critic is not None:

@@ -23,7 +23,7 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     algorithms, trained = list(known.algorithms.values()), [it for own in known.prompts.values() for it in own]
     yield from check_machine(config, device, plan, dry_run=known.dry_run)
     yield from check_several_adapters(config, algorithms)
-    yield from check_teacher(config, algorithms[0], tokenizer, trained, plan, spec)
+    yield from check_teacher(config, algorithms[0], tokenizer, trained, plan)
     yield from check_options(config, device, spec, plan)
     yield from check_roles(views)
     yield from check_router_replay(config, spec, plan)

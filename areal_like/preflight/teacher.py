@@ -24,7 +24,6 @@ def check_teacher(
     tokenizer: Tokenizer | None,
     prompts: Sequence[Prompt],
     plan: Plan | None,
-    actor: ModelSpec | None,
 ) -> Iterator[Finding]:
     """Check the section `teacher`: its use, its place, its files and layout, and the policy's tokenizer and rows."""
     teacher, asked = config.teacher, algorithm is not None and "teacher" in algorithm.needs
@@ -45,7 +44,6 @@ def check_teacher(
         spec, findings = find_spec(teacher.path, "teacher.path")
         yield from findings
         if spec is not None:
-            yield from _moves(config, teacher, spec, actor)
             yield from check_served_layout(config, "teacher", teacher.backend, spec, plan)
             yield from _positions(config, teacher, spec, tokenizer, prompts)
     if teacher.top_k is not None and tokenizer is not None and teacher.top_k > tokenizer.vocab_size:
@@ -77,11 +75,6 @@ def _where(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         message += f"(teacher.from_policy), and {'several are' if any(places) else 'none is'} set"
         help = "set one of these keys, and leave the others null"
         yield finding("RUN-TEACHER-WHERE", "teacher.path", message, help)
-    moves = config.ref is not None and config.ref.update_every_steps is not None
-    if teacher.update_every_steps and teacher.follows == "ref" and not moves:
-        message = "the teacher follows the reference, and the run has no reference that moves"
-        help = "write ref={update_every_steps: 1, ema_decay: 0.9}, or teacher.follows=actor"
-        yield finding("RUN-TEACHER-FOLLOWS", "teacher.follows", message, help)
     if teacher.from_policy:
         yield from _from_policy(config, teacher)
     if teacher.url is None and not teacher.from_policy:
@@ -119,20 +112,6 @@ def _elsewhere(config: RunConfig, teacher: TeacherConfig) -> Iterator[Finding]:
         message = f"the environment variable {teacher.token_variable} is not set"
         help = f"export {teacher.token_variable} before the start, or write teacher.token_variable=null"
         yield finding("RUN-TEACHER-TOKEN", "teacher.token_variable", message, help)
-
-
-def _moves(config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, actor: ModelSpec | None) -> Iterator[Finding]:
-    """Check that a teacher which takes the weights of the actor, or of its average, has its shape."""
-    if teacher.update_every_steps is None or actor is None:
-        return
-    shapes = [(each.layers, each.hidden_size, each.vocab_size) for each in (spec, actor)]
-    if shapes[0] != shapes[1]:
-        message = (
-            "a teacher that takes the policy's weights must have its shape; layers, hidden size and vocabulary are "
-        )
-        message += " and ".join(str(shape) for shape in shapes)
-        help = "set teacher.path to the value of actor.path, or teacher.update_every_steps=null"
-        yield finding("RUN-TEACHER-MOVES", "teacher.update_every_steps", message, help)
 
 
 def _positions(

@@ -135,7 +135,7 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
             return self._of_completions(server.connection)
 
         async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
-            cache = f"teacher {self._loads}" if self._config.update_every_steps else None
+            cache = f"teacher {self._loads}" if self._loads else None
             return await self._of_server(server, tokens, start, timeout_s, cache)
 
         return score

@@ -38,7 +38,7 @@ def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> Non
     assert "No response is long" in explained.stdout
     pages = run_in(tree, "docs/generate/configuration.py")
     assert pages.returncode == 0 and "`long_tokens`" in (tree / "docs/configuration.md").read_text()
-    keys = run_in(tree, "docs/generate/capability_keys.py")
+    keys = run_in(tree, "docs/generate/capabilities.py")
     assert (
         keys.returncode == 0
         and '["gconfig.long_tokens"]' in (tree / "areal_like/config/capability_keys.toml").read_text()

@@ -160,17 +160,6 @@ def test_the_policy_as_its_teacher_needs_a_hint_and_temperature_1(write) -> None
     assert "and several are set" in said(write, *SELF, "teacher.url=http://a")
 
 
-def test_a_teacher_that_takes_the_policys_weights_has_its_shape(write, model: Path) -> None:
-    moves = [*OWN, f"teacher.path={model}", "teacher.update_every_steps=2"]
-    assert "must have its shape" in said(write, *moves)
-    moves.append("actor.init_model.hidden_size=32")
-    assert preflight(load(write(), moves)).ok
-    assert "no reference that moves" in said(write, *moves, "teacher.follows=ref")
-    assert "no reference that moves" in said(write, *moves, "teacher.follows=ref", "ref={}")
-    average = preflight(load(write(), [*moves, "teacher.follows=ref", "ref={update_every_steps: 1, ema_decay: 0.9}"]))
-    assert average.ok and not [it for it in average.findings if it.key == "ref"]
-
-
 def test_likeliest_tokens_need_ids_and_a_vocabulary(write, model: Path) -> None:
     assert "name likely tokens by their texts" in said(
         write, *ELSEWHERE, "gconfig.temperature=1.0", "teacher.api=openai", "teacher.model=big", "teacher.top_k=4"

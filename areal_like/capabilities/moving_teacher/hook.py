@@ -4,7 +4,9 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from areal_like.capabilities.moving_teacher.schema import MovingKeys
 from areal_like.capability import Started
+from areal_like.config.keys import with_keys
 from areal_like.config.schema import RunConfig
 from areal_like.hooks import Hook, TrainingStep
 from areal_like.metrics.record import Record
@@ -56,8 +58,11 @@ class MovingTeacher(Hook):
 def make_hook(run: Started) -> MovingTeacher | None:
     """Return what updates the teacher, None if it is fixed, or is the policy itself."""
     section = run.job.config.teacher
-    if run.teacher is None or section is None or not section.is_served or section.update_every_steps is None:
+    if run.teacher is None or section is None or not section.is_served:
         return None
-    trainer, resumed = run.trainers[section.follows], run.resumed is not None
-    about = (run.job.config, section.update_every_steps, run.teacher, trainer, run.shared_dir, run.record)
+    keys = with_keys(section, MovingKeys)
+    if keys.update_every_steps is None:
+        return None
+    trainer, resumed = run.trainers[keys.follows], run.resumed is not None
+    about = (run.job.config, keys.update_every_steps, run.teacher, trainer, run.shared_dir, run.record)
     return MovingTeacher(*about, resumed=resumed)

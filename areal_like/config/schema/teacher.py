@@ -9,7 +9,6 @@ from areal_like.config.schema.added import takes_keys
 from areal_like.config.section import PATH, Section
 
 _ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)
-_FIXED = Ignored("`teacher.update_every_steps` is null", lambda at: at.section.update_every_steps is None)
 _OWN_SERVERS = Ignored("`teacher.url` is null", lambda at: at.section.url is None)
 _NOT_OPENAI = Ignored("`teacher.api` is `sglang`", lambda at: at.section.api == "sglang")
 
@@ -27,12 +26,6 @@ class TeacherConfig(Section):
     """Layout of its servers, such as `sglang:d2`; null: `teacher` in `allocation_mode`."""
     dtype: Annotated[Literal["float32", "bfloat16"] | None, _ELSEWHERE] = None
     """Data type of weights and activations; null: the actor's."""
-    update_every_steps: Annotated[int | None, _ELSEWHERE] = Field(None, ge=1)
-    """Training steps between updates of the teacher at `path` to the weights of `follows`; null: the teacher is
-    fixed."""
-    follows: Annotated[Literal["actor", "ref"], _ELSEWHERE, _FIXED] = "actor"
-    """Model whose weights the teacher takes: the policy, or the reference, which is an average of the policy with
-    `ref.ema_decay`."""
     url: str | None = Field(None, pattern=r"^https?://[^/]+(/.*)?$")
     """Running server to use instead, such as `http://teacher:30000`; it scores at temperature 1."""
     api: Annotated[Literal["sglang", "openai"], _OWN_SERVERS] = "sglang"
