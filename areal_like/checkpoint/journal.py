@@ -78,11 +78,11 @@ class Journal:
 
     def steps(self) -> list[Step]:
         """Return all steps with a complete line, in order. Raises CheckpointError for a damaged line."""
-        return list(_steps(self._path))
+        return list(read_steps(self._path))
 
     def cut(self, version: int) -> None:
         """Keep only steps 1 to `version`; raises CheckpointError if one of them is missing or damaged."""
-        with closing(_steps(self._path)) as steps:
+        with closing(read_steps(self._path)) as steps:
             kept = list(islice(steps, version))
         if [step.version for step in kept] != list(range(1, version + 1)):
             raise CheckpointError(
@@ -128,7 +128,8 @@ def count_steps(path: Path) -> int:
 _RESTORE = "Restore it from a backup, or choose another trial_name"
 
 
-def _steps(path: Path) -> Generator[Step]:
+def read_steps(path: Path) -> Generator[Step]:
+    """Yield the steps with a complete line. Raises CheckpointError for a damaged line."""
     with reading(path), path.open("rb") as file:
         next(file)
         for number, line in enumerate(file, 2):

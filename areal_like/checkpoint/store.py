@@ -84,7 +84,7 @@ class Store:
         for name in names_in(self.directory):
             if name.startswith(".step-"):
                 shutil.rmtree(self.directory / name, ignore_errors=True)
-        for path in _checkpoints(self.directory):
+        for path in checkpoints(self.directory):
             if _number(path) > version:
                 aside = path.with_name(f"unused-{path.name}")
                 with writing(aside):
@@ -93,7 +93,7 @@ class Store:
         self._prune()
 
     def _prune(self) -> None:
-        for old in _checkpoints(self.directory)[self._keep :]:
+        for old in checkpoints(self.directory)[self._keep :]:
             with writing(old):
                 _remove(old)
 
@@ -105,7 +105,7 @@ def newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
     version, and for checkpoints without the run's journal.
     """
     incomplete: list[str] = []
-    paths = _checkpoints(directory)
+    paths = checkpoints(directory)
     run = read_header(directory / JOURNAL)["run"] if paths else ""
     for path in paths:
         try:
@@ -160,7 +160,7 @@ def _read_json(checkpoint: Path, name: str, *keys: str) -> dict[str, Any]:
     )
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoints, newest first."""
     found = [name for name in names_in(directory) if _NAME.fullmatch(name)]
     return sorted((directory / name for name in found), key=_number, reverse=True)

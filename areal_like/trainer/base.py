@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, find_gen
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
 from areal_like.trainer.lora import Adapter, pause, save_adapters_together
-from areal_like.trainer.offload import DeviceMemory
+from areal_like.trainer.offload import DeviceMemory, memory_of
 from areal_like.trainer.process import prepare_process
 from areal_like.trainer.saving import Saving
 from areal_like.trainer.unchanged import ANYTHING, keep_state, remember_buffers
@@ -114,6 +114,20 @@ class BaseEngine(ABC):
     def onload(self, parts: Collection[Part] = PARTS) -> None:
         self._memory.onload(parts)
 
+    @property
+    def models(self) -> Sequence[torch.nn.Module]:
+        """This rank's parts of the model."""
+        return self._models
+
+    @contextmanager
+    def state(self) -> Iterator[Mapping[Part, Sequence[Tensor]]]:
+        """Yield this rank's tensors of weights and optimizer state; tensors that share weights' memory are left out."""
+        with self._memory.hold("params", "optimizer"), self._computing():
+            self._complete_weights()
+            params, states = (list(self._memory.tensors(part)) for part in ("params", "optimizer"))
+            known = {memory_of(tensor) for tensor in params}
+            yield {"params": params, "optimizer": [each for each in states if memory_of(each) not in known]}
+
     def _exchange(self, adapter: str, skipped: int) -> int:
         """Switch to another adapter; set and return the number of consecutive skipped steps."""
         raise RoleError(f"the {self._spec.role} has a single policy")
@@ -133,6 +147,10 @@ class BaseEngine(ABC):
     @abstractmethod
     def _computing(self) -> AbstractContextManager[None]:
         """Return the context of the backend's calls of torch."""
+
+    @abstractmethod
+    def _complete_weights(self) -> None:
+        """Wait for weights that ranks still gather after a step."""
 
     @abstractmethod
     def _adapted_layers(self) -> Iterable[torch.nn.Module]:

@@ -36,6 +36,10 @@ class DeviceMemory:
         self._hosts: dict[Part, list[Tensor]] = {part: [] for part in PARTS}  # kept, because pinning is slow
         self.offload(resting)
 
+    def tensors(self, part: Part) -> Iterable[Tensor]:
+        """Return the current tensors of a part."""
+        return self._tensors[part]()
+
     def offload(self, parts: Iterable[Part] = PARTS) -> None:
         """Free the device memory of the parts; their content, except gradients, moves to the host."""
         leaving = [part for part in PARTS if part in parts and part not in self._away]
@@ -108,6 +112,11 @@ class DeviceMemory:
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage on this rank."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage().data_ptr()
 
 
 def bytes_of(storage: UntypedStorage) -> Tensor:

@@ -270,6 +270,18 @@ def _pad(lengths: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
     return -(-lengths // alignment) * alignment
 
 
+def schedule_batch(
+    batch: Batch, section: MicroBatchConfig, *, dp: int, alignment: int, multiple: int = 1
+) -> tuple[Schedule, PrefixTrees | None]:
+    """Return the schedule of a batch, and its trees if prompts are shared."""
+    limit = section.max_tokens_per_mb
+    _check(batch.lengths)
+    trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
+    return make_schedule(
+        batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees
+    ), trees
+
+
 def packs(
     batch: Batch,
     section: MicroBatchConfig,
@@ -282,12 +294,8 @@ def packs(
     cp_rank: int = 0,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
     """Return the number of micro-batches per rank, and a cached function that packs this rank's i-th."""
-    limit = section.max_tokens_per_mb
-    _check(batch.lengths)
-    trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
-    share = make_schedule(batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees)[
-        dp_rank
-    ]
+    schedule, trees = schedule_batch(batch, section, dp=dp, alignment=alignment, multiple=multiple)
+    share = schedule[dp_rank]
 
     @cache
     def pack_one(i: int) -> MicroBatch:

@@ -47,6 +47,10 @@ class TrainerRank:
         """Call one method of the engine."""
         return getattr(self._engine, method)(*arguments)
 
+    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function with the engine and arguments."""
+        return function(self._engine, *arguments)
+
     def use_adapter(self, adapter: str, method: str, *arguments: Any) -> Any:
         """Call one method of the engine while it uses an adapter."""
         self._engine.select(adapter)

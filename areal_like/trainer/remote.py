@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ class Trainer:
         arguments = (batch, loss, temperature, learning_rate)
         self.trained += 1
         return (await self._call("train", *arguments, phase="training"))[0]
+
+    async def apply(self, function: Callable[..., Any], *arguments: Any, phase: str) -> list[Any]:
+        """Call a module's function with each rank's engine and the arguments; return the results in rank order."""
+        return await self._ranks.call_all("apply", function, *arguments, phase=phase)
 
     async def warm_up(self, batch: Batch) -> None:
         """Compile a training step's kernels in a step that changes nothing; `batch` needs only a `loss_mask`."""

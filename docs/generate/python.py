@@ -12,6 +12,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from areal_like.registry import find_modules
+
 PAGE = Path(__file__).parents[1] / "python.md"
 HEAD = """\
 # Python
@@ -20,7 +22,7 @@ Generated from the code by `python docs/generate/python.py`; do not edit. Functi
 exceptions that they document.
 """
 CHAPTERS = {
-    "A run": {"areal_like": ["train"]},
+    "A run": {"areal_like": ["train", *(name for _, module in find_modules("interface") for name in module.INTERFACE)]},
     "Types of rewards, workflows and algorithms": {
         "areal_like.types": ["Prompt", "Reward", "Trajectory", "FinishReason"],
         "areal_like.algorithms.types": ["Algorithm", "Experience"],

@@ -92,6 +92,9 @@ class FSDPEngine(BaseEngine):
     def _computing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def _complete_weights(self) -> None:
+        """Return: FSDP gathers weights when they are used."""
+
     def _adapted_layers(self) -> Iterable[torch.nn.Module]:
         return lora.adapted_layers(self._model).values()
 
@@ -143,11 +146,16 @@ class FSDPEngine(BaseEngine):
             set_model_state_dict(self._model, state["model"])
             return
         options = StateDictOptions(strict=self._spec.lora is None)  # weights that stay are not in it
-        model, optimized = state["model"], state["optimizer"]
+        model, optimized, groups = state["model"], state["optimizer"], self._optimizer.param_groups
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        rates = self._schedule.base_lrs
         set_state_dict(
             self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimized, options=options
         )
-        self._schedule.load_state_dict({**state["schedule"], "lr_lambdas": [None] * len(self._optimizer.param_groups)})
+        for group, own in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(own)  # settings come from the configuration, as Megatron's
+        saved = {**state["schedule"], "lr_lambdas": [None] * len(settings), "base_lrs": rates}
+        self._schedule.load_state_dict(saved)
         optimizer.set_rates(self._schedule)
         if self._scaler.is_enabled():
             self._scaler.load_state_dict(state["loss_scale"])

@@ -155,10 +155,13 @@ class MegatronEngine(BaseEngine):
         for parameter, before in zip(parameters, old, strict=bool(old)):
             parameter.lerp_(before, decay)
 
+    def _complete_weights(self) -> None:
+        optimizer.gather_weights(self._wrapped)
+
     def save(self, path: Path) -> None:
         with self._memory.hold("params", "optimizer"):
             with cpu.cpu_as_cuda():
-                optimizer.gather_weights(self._wrapped)
+                self._complete_weights()
             parts = self._wrapped, self._optimizer, self._scheduler
             adapters = self._each_adapter()
             self._saving = save_checkpoint(

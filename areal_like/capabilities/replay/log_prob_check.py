@@ -1,0 +1,83 @@
+"""Log-probs and version labels of a run, compared with the log-probs under the weights of these versions.
+
+A replay passes every version, so the trainer scores each recorded token with the weights that its label names, and with
+the weights of other versions. Few tokens that are far from their own version, where most are near, have a wrong label
+if another version gives their log-prob, and a changed log-prob otherwise.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_like.capabilities.replay.reader import RecordedRun
+from areal_like.capabilities.replay.replayer import Replay
+from areal_like.types import Trajectory
+
+OUTLIER = 30.0  # times the median distance, from which on a token is no longer near its version
+LEAST = 1e-5  # distance of float32 that kernels cause
+CLEAR = 3.0  # times nearer is the version that a wrongly labelled token has
+
+
+@dataclass(eq=False)
+class LogProbCheck:
+    """Distances of the steps from `first` to `last`, by step and version; samples are at most `staleness` old.
+
+    With `in_place` weight updates, tokens behind an update see keys and values of older weights, which the trainer
+    cannot compute again, so only the tokens before the first update of a sequence are compared.
+    """
+
+    run: RecordedRun
+    first: int
+    last: int
+    staleness: int
+    in_place: bool
+    _distances: dict[int, dict[int, NDArray[np.float64]]] = field(default_factory=lambda: defaultdict(dict))
+
+    async def measure(self, replay: Replay) -> None:
+        """Score the tokens of later steps that the present version may have generated."""
+        version = replay.version
+        for step in range(max(self.first, version + 1), min(self.last, version + 1 + self.staleness) + 1):
+            trajectories = self.run.step(step).file.trajectories()
+            scored = (await replay.log_probs(trajectories)).astype(np.float64)
+            told = np.concatenate([item.logprobs for item in trajectories])
+            self._distances[step][version] = np.abs(scored - told)
+
+    def faults(self) -> Iterator[str]:
+        """Yield tokens whose label or log-prob is wrong."""
+        for step, by_version in self._distances.items():
+            yield from self._of_step(step, self.run.step(step).file.trajectories(), by_version)
+
+    def _of_step(
+        self, step: int, trajectories: Sequence[Trajectory], by_version: dict[int, NDArray[np.float64]]
+    ) -> Iterator[str]:
+        labels = np.concatenate([item.versions for item in trajectories])
+        own = np.full(len(labels), np.nan)
+        for version, distances in by_version.items():
+            own[labels == version] = distances[labels == version]
+        if self.in_place:
+            own[~np.concatenate([_before_update(item.versions) for item in trajectories])] = np.nan
+        known = ~np.isnan(own)
+        if not known.any():
+            return
+        limit = max(LEAST, OUTLIER * float(np.median(own[known])))
+        ends = np.cumsum([len(item.tokens) for item in trajectories])
+        for place in np.flatnonzero(known & (np.nan_to_num(own) > limit)).tolist():
+            number = int(np.searchsorted(ends, place, side="right"))
+            item, token = trajectories[number], place - int(ends[number]) + len(trajectories[number].tokens)
+            where = f"step {step}: token {token} of trajectory {number} (group {item.group_id}, sample {item.sample})"
+            label, nearest = int(labels[place]), min(by_version, key=lambda version: by_version[version][place])
+            if nearest != label and CLEAR * by_version[nearest][place] < own[place]:
+                yield f"{where} is labelled version {label}, but the weights of version {nearest} give its log-prob"
+            else:
+                yield f"{where} has a log-prob that is {own[place]:.2g} from that of its version {label}"
+
+
+def _before_update(versions: NDArray[np.int32]) -> NDArray[np.bool]:
+    """Return the tokens that were generated before the first change of the version in their sequence."""
+    made = versions >= 0
+    first = versions[made][0] if made.any() else -1
+    changed: NDArray[np.bool] = np.logical_or.accumulate(made & (versions != first))
+    return ~changed

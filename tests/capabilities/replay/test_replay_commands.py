@@ -1,0 +1,117 @@
+"""The commands `replay` and `diff`, their exit codes, and what is known of recording before the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded import batch, record, write
+from typer.testing import CliRunner
+
+from areal_like.capabilities.replay import disk_cost
+from areal_like.capabilities.replay.reader import open_run
+from areal_like.capabilities.replay.step_file import path_of
+from areal_like.commands import app
+from areal_like.config.load import load
+from areal_like.preflight import preflight
+
+CONFIG = Path(__file__).parents[3] / "examples/math/gsm8k_grpo_cpu.yaml"
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return result.exit_code, result.output
+
+
+def test_a_record_without_a_fault_is_good(tmp_path):
+    record(tmp_path, 3)
+    code, output = call("replay", tmp_path)
+    assert code == 0
+    assert output.startswith("3 recorded steps have no fault")
+
+
+def test_a_fault_is_the_first_line(tmp_path):
+    record(tmp_path, 3)
+    path = path_of(tmp_path / "recover/replay", 2)
+    path.write_bytes(path.read_bytes()[:-7])
+    code, output = call("replay", tmp_path)
+    assert code == 1
+    assert "step-000002.safetensors is torn" in output.splitlines()[0]
+
+
+def test_the_first_different_quantity_of_two_runs_is_the_first_line(tmp_path):
+    for name in "ab":
+        record(tmp_path / name, 3)
+    assert call("diff", tmp_path / "a", tmp_path / "b")[0] == 0
+    other = open_run(tmp_path / "b")
+    changed = batch(2)
+    changed[0].logprobs[9] -= np.float32(0.5)
+    write(other.folder, other.run, 2, changed)
+    code, output = call("diff", tmp_path / "a", tmp_path / "b")
+    assert code == 1
+    assert output.startswith("the runs first differ at step 2 in trajectories/logprobs")
+    assert "at token 9 of trajectory 0 (group 3, sample 0)" in output.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--step", "2", "--steps", "1:2"],
+        ["--steps", "2"],
+        ["--steps", "3:2"],
+        ["--steps", "a:b"],
+        ["--log-probs"],
+        ["actor.eps_clip=0.1"],
+        ["--step", "9"],
+        ["--step", "2", "rollout.backend=sglang:d2"],
+        ["--step", "2", "gconfig.n_samples=4"],
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_error(tmp_path, arguments):
+    record(tmp_path, 3)
+    code, output = call("replay", str(tmp_path), *arguments)
+    assert code == 2
+    assert output.count("error:") == 1, output
+
+
+@pytest.mark.parametrize("command", [["replay"], ["replay", "--step", "1"], ["diff"]])
+def test_a_directory_without_records_is_one_error(tmp_path, command):
+    record(tmp_path, 2, kept=[])
+    name, *options = command
+    code, output = call(name, *[str(tmp_path)] * (2 if name == "diff" else 1), *options)
+    assert code == 2
+    assert "recover.replay=true" in output
+    assert call(name, *[str(tmp_path / "x")] * (2 if name == "diff" else 1), *options)[0] == 2
+
+
+def found(tmp_path, *overrides: str) -> list[str]:
+    loaded = load(CONFIG, [f"cluster.fileroot={tmp_path}", "recover.replay=true", *overrides])
+    return [each.code for each in preflight(loaded).findings]
+
+
+def test_the_disk_space_is_known_before_the_start(tmp_path):
+    assert "RUN-RECORD-SIZE" in found(tmp_path)
+    assert "RUN-RECORD-DISK" in found(tmp_path, "recover.replay_keep=1000000000")
+    assert "RUN-RECORD-SIZE" not in found(tmp_path, "recover.replay=false")
+    off = found(tmp_path, "recover.mode=off")
+    assert "RUN-UNUSED" in off
+    assert "RUN-RECORD-SIZE" not in off
+
+
+def test_a_file_is_not_larger_than_was_said(tmp_path, monkeypatch):
+    """With every response as long as it may be; the log-probs that an algorithm needs are counted on top."""
+    said = {}
+    monkeypatch.setattr(disk_cost, "_size", lambda size: said.setdefault(len(said), size) and "")
+    sizes = ["train_dataset.batch_size=3", "gconfig.n_samples=4", "actor.backend=megatron:d2"]
+    found(tmp_path, *sizes)
+    config = load(CONFIG, sizes).config
+    journal = record(tmp_path / "run", 1, kept=[])
+    path = write(
+        tmp_path / "run/recover/replay",
+        journal.run,
+        1,
+        [item for item in batch(1, tokens=config.longest_sequence) if item.sample == 2] * 4,
+    )
+    assert path.stat().st_size <= said[0]
