@@ -47,6 +47,10 @@ from benchmarks.report import save
 
 app = typer.Typer(add_completion=False)
 LIMIT_S = 600.0
+BEST = (  # settings of SGLang's own server, in place of the engine's rule for prefills
+    *("--enable-prefill-delayer", "--prefill-delayer-queue-min-ratio", "0.1"),
+    *("--prefill-delayer-max-delay-passes", "32", "--prefill-delayer-max-delay-ms", "1000"),
+)
 SETTLE_S, MEASURE_S = 5.0, 8.0
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?cuda graph: (\w+).*?gen throughput \(token/s\): ([\d.]+)")
 Config = Annotated[Path, typer.Option()]
@@ -129,9 +133,19 @@ def read_prompts(run: RunConfig, model: Path) -> list[list[int]]:
 
 @contextmanager
 def unpatched(arguments: Sequence[str], token: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Yield the URL and the process of SGLang's own server with the same options."""
+    """Yield the URL and the process of SGLang's own server with the same options and its best ones."""
     port = random.randrange(20000, 30000)
-    command = [sys.executable, "-m", "sglang.launch_server", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "sglang.launch_server",
+        *arguments,
+        *BEST,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [*command, "--api-key", token], stdout=file, stderr=subprocess.STDOUT, start_new_session=True

@@ -1,14 +1,15 @@
 """Version labels of tokens, and other parts that SGLang 0.5.17 lacks for weight updates under running requests.
 
 SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
-- a version for each token, in `meta_info`; those of the requests of one pass are one, as a pass runs under one version;
+- a version for each token, in `meta_info`: a pass runs under one version, and labels change only at the first pass of
+  another version, so that a pass and a token cost nothing;
 - prefixes of their own for each version: what is prefilled from now on finds no keys and values of older weights, nor,
   where a restarted trainer sends a version once more, of the weights that had its number before; embeddings of images
   are forgotten;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
-- on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
+- one prefill for requests that wait together (`one_prefill.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
 on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `columns.with_columns` takes those.
@@ -19,11 +20,12 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from areal_like.cluster.lifetime import GLOO_VARIABLE
 from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.images import add_positions, forget_images
-from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.labels import LABELS, TokenLabels
 from areal_like.rollout.sglang.routes import number_routers, record_compactly
 
 
@@ -51,14 +53,23 @@ def labelling_scheduler() -> type:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
             self.rewinds = 0  # times that a version followed a later one
+            self.labelling = self.version  # of the pass whose tokens were collected last
+            self.labelled: WeakSet[Any] = WeakSet()  # requests
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
-            # Passes and updates alternate here. A pass's tokens may be collected only after an update (overlap
-            # schedule), and what is called below is not called where a CUDA graph is replayed: neither could report it.
+            # Passes and updates alternate here, but the overlap schedule collects a pass's tokens after the next one has
+            # started, and maybe after an update.
             result = super().run_batch(batch, *arguments, **options)
-            if (output := getattr(result, "logits_output", None)) is not None:
-                output.customized_info = {LABELS: [self.version] * len(batch.reqs)}
+            result.weight_version = self.version
             return result
+
+        def process_batch_result(self, batch: Any, result: Any) -> None:
+            version = getattr(result, "weight_version", self.labelling)
+            if version != self.labelling:
+                self.labelling = version
+                for request in self.labelled:
+                    request.customized_info[LABELS].begin(len(request.output_ids), version)
+            super().process_batch_result(batch, result)
 
         def process_input_requests(self, requests: Any) -> None:
             super().process_input_requests(requests)
@@ -80,6 +91,9 @@ def labelling_scheduler() -> type:
 
         def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
             self._keep_apart(request)
+            if request.customized_info is None:  # a retracted request has labels
+                request.customized_info = {LABELS: TokenLabels(self.labelling)}
+                self.labelled.add(request)
             add_positions(request)
             super()._add_request_to_queue(request, *arguments, **options)
 
