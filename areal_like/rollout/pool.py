@@ -110,6 +110,7 @@ class ServerPool:
             "rollout/longest_seconds": max(ran, default=0.0),
             "rollout/servers": float(len(self.serving)),
             **({"rollout/kv_use": float(np.mean([load.kv_use for load in loads]))} if loads else {}),
+            **({"rollout/running": float(np.mean([load.running for load in loads]))} if loads else {}),
             **{f"server_faults/{fault}": float(times) for fault, times in faults.items()},
         }
 
