@@ -3,11 +3,11 @@
 On a GPU, a prefill makes every running request wait for a pass that the host launches kernel by kernel. Where requests
 end and start one at a time, SGLang would prefill after most decoding passes: a third of the speed of a model of 0.1B.
 So waiting requests gather. SGLang's own `--enable-prefill-delayer` does the same, but its ranks exchange their numbers
-before each pass, which takes 0.4 ms, and its limit in seconds may pass on one rank before another. Here all ranks decide
-the same from numbers that are equal on all of them.
+before each pass, which takes 0.4 ms, and its limit in seconds may pass on one rank before another. Here all ranks apply
+the same rule to numbers that are equal on all of them.
 
-On a CPU, a pass costs little more than its tokens do. There, samples of one prompt wait until the first is prefilled and
-find its keys and values in the cache, of which every one is a token then.
+On a CPU, a pass costs little more than its tokens do. There, samples of one prompt wait until the first is prefilled,
+and find its keys and values in the cache; each of them then computes a single token.
 """
 
 from collections.abc import Callable, Sequence

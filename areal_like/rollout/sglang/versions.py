@@ -57,8 +57,8 @@ def labelling_scheduler() -> type:
             self.labelled: WeakSet[Any] = WeakSet()  # requests
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
-            # Passes and updates alternate here, but the overlap schedule collects a pass's tokens after the next one has
-            # started, and maybe after an update.
+            # Passes and updates alternate here, but the overlap schedule collects a pass's tokens after the start of
+            # the next one, and maybe after an update.
             result = super().run_batch(batch, *arguments, **options)
             result.weight_version = self.version
             return result
