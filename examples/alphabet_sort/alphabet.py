@@ -4,8 +4,10 @@ import random
 from difflib import SequenceMatcher
 
 TURNS = 3
-NAMES = """Ada Ben Cleo Dan Eva Finn Gina Hugo Ines Jack Kim Leo Mia Noah Olga Paul Quinn Rosa Sam Tina Uma Vera Will Xena
-Yara Zoe Anna Bob Carla David Emma Felix Gus Hana Ivan Julia Karl Lara Max Nina Otto Pia Ralf Sara Tom Ute Viktor""".split()
+NAMES = [
+    *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga"),
+    *("Paul", "Quinn", "Rosa", "Sam", "Tina", "Uma", "Vera", "Will", "Xena", "Yara", "Zoe", "Anna", "Carla", "David"),
+]
 
 
 def rows(size: int, seed: int) -> list[dict]:
