@@ -142,20 +142,13 @@ def read_prompts(run: RunConfig, model: Path) -> list[list[int]]:
 
 
 @contextmanager
-def unpatched(arguments: Sequence[str], token: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def unpatched(
+    arguments: Sequence[str], token: str, log: Path, device: str = "cuda"
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Yield the URL and the process of SGLang's own server with the same options and its best ones."""
     port = random.randrange(20000, 30000)
-    command = [
-        sys.executable,
-        "-m",
-        "sglang.launch_server",
-        *arguments,
-        *BEST,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
+    module, best = ("sglang.launch_server", BEST) if device == "cuda" else ("benchmarks.plain_launcher", ())
+    command = [sys.executable, "-m", module, *arguments, *best, "--host", "127.0.0.1", "--port", str(port)]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [*command, "--api-key", token], stdout=file, stderr=subprocess.STDOUT, start_new_session=True

@@ -23,8 +23,8 @@ class WaitingNotes:
     groups: int
     agents: bool
     say: Callable[[str], None]
-    captured: int | None = None
     clock: Callable[[], float] = time.monotonic
+    captured: int | None = None
     _said: float | None = field(default=None, init=False)
     _steps: int = field(default=0, init=False)
 

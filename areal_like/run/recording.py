@@ -35,7 +35,9 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         decode=partial(job.tokenizer.decode, special=True),
         n_samples=stats.samples,
         n_shown=stats.console_samples,
-        waiting=WaitingNotes(config.train_dataset.batch_size, bool(config.workflows), view.say, _captured(job)),
+        waiting=WaitingNotes(
+            config.train_dataset.batch_size, bool(config.workflows), view.say, captured=_captured(job)
+        ),
     )
 
 

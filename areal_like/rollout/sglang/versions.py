@@ -39,20 +39,19 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     if arguments[0].enable_return_routed_experts:
         record_compactly(arguments[0])
         number_routers()
-    scheduler.Scheduler = labelling_scheduler()
+    scheduler.Scheduler = updating_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)
 
 
 def labelling_scheduler() -> type:
-    """Return SGLang's Scheduler, which knows the version that it runs: `version`."""
+    """Return SGLang's Scheduler, which knows the version that it runs, `version`, and labels tokens with it."""
     from areal_like.rollout.sglang.one_prefill import prefilling_once
 
     class LabellingScheduler(prefilling_once()):  # type: ignore[misc]
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
-            self.rewinds = 0  # times that a version followed a later one
             self.labelling = self.version  # of the pass whose tokens were collected last
             self.labelled: WeakSet[Any] = WeakSet()  # requests
 
@@ -71,6 +70,22 @@ def labelling_scheduler() -> type:
                     request.customized_info[LABELS].begin(len(request.output_ids), version)
             super().process_batch_result(batch, result)
 
+        def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
+            if request.customized_info is None:  # a retracted request has labels
+                request.customized_info = {LABELS: TokenLabels(self.labelling)}
+                self.labelled.add(request)
+            super()._add_request_to_queue(request, *arguments, **options)
+
+    return LabellingScheduler
+
+
+def updating_scheduler() -> type:
+    """Return SGLang's Scheduler, which labels tokens and whose weights change under running requests."""
+    import torch
+
+    class UpdatingScheduler(labelling_scheduler()):  # type: ignore[misc]
+        rewinds = 0  # times that a version followed a later one
+
         def process_input_requests(self, requests: Any) -> None:
             super().process_input_requests(requests)
             if self._engine_paused and not requests:
@@ -78,7 +93,10 @@ def labelling_scheduler() -> type:
 
         def pause_generation(self, request: Any) -> None:
             super().pause_generation(request)
-            _wait_for_ranks(self)
+            # The last pass may still run, on another stream than an update's: it would read new weights, and its
+            # collectives and the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
+            torch.get_device_module(self.device).synchronize()
+            torch.distributed.barrier(group=self.tp_cpu_group)
             self.cur_batch_for_debug = None  # the watchdog ends a server that is long in a batch
 
         def begin(self, version: str) -> None:
@@ -91,9 +109,6 @@ def labelling_scheduler() -> type:
 
         def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
             self._keep_apart(request)
-            if request.customized_info is None:  # a retracted request has labels
-                request.customized_info = {LABELS: TokenLabels(self.labelling)}
-                self.labelled.add(request)
             add_positions(request)
             super()._add_request_to_queue(request, *arguments, **options)
 
@@ -103,19 +118,7 @@ def labelling_scheduler() -> type:
                 request.key_of_caller = request.extra_key or ""
             request.extra_key = f"{request.key_of_caller}@{self.rewinds}.{self.version}"
 
-    return LabellingScheduler
-
-
-def _wait_for_ranks(scheduler: Any) -> None:
-    """Wait until the GPU of every rank is idle.
-
-    The last pass may still run, on another stream than an update's: it would read new weights, and its collectives and
-    the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
-    """
-    import torch
-
-    torch.get_device_module(scheduler.device).synchronize()
-    torch.distributed.barrier(group=scheduler.tp_cpu_group)
+    return UpdatingScheduler
 
 
 def labelling_updater() -> type:
