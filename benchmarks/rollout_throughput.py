@@ -2,12 +2,12 @@
 
     python -m benchmarks.rollout_throughput --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
-The engine's server has the engine's client and the bare one (`engine`, `bare`). SGLang's own server at its best settings
-has the bare client (`unpatched`), which prefills a group's prompt first in `unpatched_prefill_first`. All send the same
-requests with log-probs: all groups of a training step at once, `gconfig.n_samples` samples each. The processes of the
-idle server are stopped. `ratio` is relative to the faster way to use SGLang's own server. Model shape, prompt length
-and response length come from the configuration.
-Prompts are random tokens, and responses end only at `gconfig.max_new_tokens`.
+The engine's server has the engine's client and the bare one (`engine`, `bare`). SGLang's own server, at its best
+settings, has the bare client (`unpatched`), or it prefills prompts first (`unpatched_prefill_first`). All send
+the same requests with log-probs: all groups of a training step at once, `gconfig.n_samples` samples each. The processes
+of the idle server are stopped. `ratio` is relative to the faster way to use SGLang's own server. Model shape, prompt
+length and response length come from the configuration. Prompts are random tokens, and responses end only at
+`gconfig.max_new_tokens`.
 """
 
 from __future__ import annotations
