@@ -36,7 +36,7 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         n_samples=stats.samples,
         n_shown=stats.console_samples,
         waiting=WaitingNotes(
-            config.train_dataset.batch_size, bool(config.workflows), view.say, captured=_captured(job)
+            config.train_dataset.batch_size, bool(config.workflows), view.say, captured=_read_captured(job)
         ),
     )
 
@@ -63,7 +63,7 @@ def recording(record: Record) -> Iterator[None]:
         record.close()
 
 
-def _captured(job: Job) -> int | None:
+def _read_captured(job: Job) -> int | None:
     """Return the most requests that a server's CUDA graphs hold, None on a CPU."""
     if job.device != "cuda":
         return None
