@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -47,7 +48,15 @@ from benchmarks.report import save
 
 app = typer.Typer(add_completion=False)
 LIMIT_S = 600.0
+BEST = (  # settings of SGLang's own server, in place of the engine's rule for prefills
+    *("--enable-prefill-delayer", "--prefill-delayer-queue-min-ratio", "0.1"),
+    *("--prefill-delayer-max-delay-passes", "32", "--prefill-delayer-max-delay-ms", "1000"),
+)
 SETTLE_S, MEASURE_S = 5.0, 8.0
+CURVE = (
+    *("step", "reward/mean", "rollout/response_length", "throughput/rollout_tokens_per_second", "seconds/step"),
+    *("idle/trainer", "idle/servers", "rollout/logprob_diff_probe"),
+)
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?cuda graph: (\w+).*?gen throughput \(token/s\): ([\d.]+)")
 Config = Annotated[Path, typer.Option()]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...")]
@@ -67,8 +76,13 @@ def servers(config: Config, overrides: Overrides = None, running: str = "64,384,
     speed = {side: {} for side, _ in totals}
     for (side, level), values in totals.items():
         speed[side][level] = round(statistics.harmonic_mean(values))
-    print(json.dumps(speed))
-    save("real_run_servers", {"model": Path(run.actor.path or "").name, "tokens_per_s": speed, "rows": rows})
+    shares = {
+        side: {level: round(value / speed["unpatched"][level], 3) for level, value in found.items()}
+        for side, found in speed.items()
+    }
+    print(json.dumps({"tokens_per_s": speed, "share_of_unpatched": shares}))
+    model = Path(run.actor.path or "").name
+    save("real_run_servers", {"model": model, "tokens_per_s": speed, "share_of_unpatched": shares, "rows": rows})
 
 
 async def _measure(run: RunConfig, folder: Path, levels: Sequence[int], rounds: int) -> list[dict[str, Any]]:
@@ -128,10 +142,13 @@ def read_prompts(run: RunConfig, model: Path) -> list[list[int]]:
 
 
 @contextmanager
-def unpatched(arguments: Sequence[str], token: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Yield the URL and the process of SGLang's own server with the same options."""
+def unpatched(
+    arguments: Sequence[str], token: str, log: Path, device: str = "cuda"
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Yield the URL and the process of SGLang's own server with the same options and its best ones."""
     port = random.randrange(20000, 30000)
-    command = [sys.executable, "-m", "sglang.launch_server", *arguments, "--host", "127.0.0.1", "--port", str(port)]
+    module, best = ("sglang.launch_server", BEST) if device == "cuda" else ("benchmarks.plain_launcher", ())
+    command = [sys.executable, "-m", module, *arguments, *best, "--host", "127.0.0.1", "--port", str(port)]
     with open(log, "wb") as file:
         process = subprocess.Popen(
             [*command, "--api-key", token], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -229,32 +246,74 @@ def passes(log: str) -> dict[str, float]:
 
 
 @app.command()
-def run(config: Config, overrides: Overrides = None, folder: Path = Path("/tmp/real_run")) -> None:
-    """Execute the job, and report the passes of its server by running requests."""
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    folder: Path = Path("/tmp/real_run"),
+    limit: float = 3600.0,
+    name: str = "real_run_run",
+) -> None:
+    """Execute the job for at most `limit` seconds; report its curve, and its servers' passes by running requests."""
     words = ["examples/math/gsm8k_rl.py", "--config", str(config), *(overrides or [])]
     words += [f"cluster.fileroot={folder}", "trial_name=t"]
-    subprocess.run(
-        [sys.executable, *words],
-        check=True,
-        env={**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"},
-    )
-    figures = {}
-    for log in sorted(folder.rglob("server-*.log")):
-        found = [(int(n), graph, float(rate)) for n, graph, rate in DECODE.findall(log.read_text(errors="replace"))]
-        by_size: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for n, graph, rate in found:
-            if rate > 0:
-                by_size[f"{1 << n.bit_length() - 1}+ graph={graph}"].append((n, rate))
-        figures[log.name] = {
-            size: {
-                "lines": len(rows),
-                "tokens_per_s": round(statistics.median(rate for _, rate in rows)),
-                "ms_per_pass": round(statistics.median(1000 * n / rate for n, rate in rows), 1),
-            }
-            for size, rows in sorted(by_size.items())
-        }
+    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"}
+    start = time.time()
+    process = subprocess.Popen([sys.executable, *words], env=environment)
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        code = process.wait()
+    figures = {"exit_code": code, "seconds": round(time.time() - start, 1)}
+    for file in folder.rglob("metrics.jsonl"):
+        examples = _evaluated(load(config, overrides or []).config)
+        figures |= curve([json.loads(line) for line in file.read_text().splitlines()], examples)
+    figures["passes"] = {
+        log.name: passes_by_size(log.read_text(errors="replace")) for log in sorted(folder.rglob("server-*.log"))
+    }
     print(json.dumps(figures, indent=1))
-    save("real_run_run", {"figures": figures})
+    save(name, figures)
+    if code and figures["seconds"] < limit:
+        sys.exit(code)
+
+
+def _evaluated(config: RunConfig) -> int | None:
+    """Return the number of evaluation prompts of a Parquet file, None for another dataset."""
+    import pyarrow.parquet as pq
+
+    path = str(config.valid_dataset.path) if config.valid_dataset else ""
+    return pq.read_metadata(path).num_rows if path.endswith(".parquet") else None
+
+
+def curve(rows: Sequence[Mapping[str, Any]], examples: int | None) -> dict[str, Any]:
+    """Return the evaluations of a run with their standard errors, and the rewards and speeds of its steps."""
+    held_out = {row["step"]: {"accuracy": row["reward/held_out"]} for row in rows if "reward/held_out" in row}
+    for each in held_out.values():
+        if examples:
+            each["standard_error"] = round(math.sqrt(each["accuracy"] * (1 - each["accuracy"]) / examples), 4)
+    steps = [row for row in rows if "seconds/step" in row]
+    columns = {name: [row.get(name) for row in steps] for name in CURVE}
+    waits = {
+        name: round(sum(row.get(name, 0.0) for row in steps) / sum(row["seconds/step"] for row in steps), 3)
+        for name in dict.fromkeys(name for row in steps for name in row if name.startswith("seconds/"))
+    }
+    return {"evaluation_problems": examples, "held_out": held_out, "shares_of_time": waits if steps else {}} | columns
+
+
+def passes_by_size(log: str) -> dict[str, dict[str, float]]:
+    """Return medians of the decoding passes in a server's log by the number of running requests, in powers of two."""
+    by_size: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for n, graph, rate in DECODE.findall(log):
+        if float(rate) > 0:
+            by_size[f"{1 << int(n).bit_length() - 1}+ graph={graph}"].append((int(n), float(rate)))
+    return {
+        size: {
+            "lines": len(rows),
+            "tokens_per_s": round(statistics.median(rate for _, rate in rows)),
+            "ms_per_pass": round(statistics.median(1000 * n / rate for n, rate in rows), 1),
+        }
+        for size, rows in sorted(by_size.items())
+    }
 
 
 if __name__ == "__main__":

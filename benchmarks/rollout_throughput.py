@@ -1,11 +1,13 @@
-"""Compare rollout tokens per second of ServerPool.generate and a bare HTTP client, alternately on one SGLang server.
+"""Compare rollout tokens per second of the engine with SGLang's own server under a bare HTTP client, alternately.
 
     python -m benchmarks.rollout_throughput --config examples/math/gsm8k_grpo_cpu.yaml [key=value ...]
 
-Both send the same requests with log-probs: all groups of a training step at once, `gconfig.n_samples` samples each. The
-engine prefills a group's prompt first if `rollout.prefill_once`; so does the bare client in `bare_prefill_first`.
-`ratio` is relative to the faster client. Model shape, prompt length and response length come from the configuration.
-Prompts are random tokens, and responses end only at `gconfig.max_new_tokens`.
+The engine's server has the engine's client and the bare one (`engine`, `bare`). SGLang's own server, at its best
+settings, has the bare client (`unpatched`), or it prefills prompts first (`unpatched_prefill_first`). All send
+the same requests with log-probs: all groups of a training step at once, `gconfig.n_samples` samples each. The processes
+of the idle server are stopped. `ratio` is relative to the faster way to use SGLang's own server. Model shape, prompt
+length and response length come from the configuration. Prompts are random tokens, and responses end only at
+`gconfig.max_new_tokens`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +35,7 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.run.model_files import model_directory
+from benchmarks.real_run import only, ready, unpatched
 from benchmarks.report import save
 
 LIMIT_S = 600.0
@@ -49,7 +53,7 @@ def main(
         rates = asyncio.run(measure(run, folder, device, rounds))
     # all tokens over all seconds: rounds on a GPU fall into fast and slow ones, between which a median jumps
     tokens_per_second = {name: statistics.harmonic_mean(values) for name, values in rates.items()}
-    yardstick = max((name for name in rates if name != "engine"), key=lambda name: tokens_per_second[name])
+    yardstick = max((name for name in rates if name.startswith("unpatched")), key=lambda name: tokens_per_second[name])
     ratio = tokens_per_second["engine"] / tokens_per_second[yardstick]
     print(f"engine / {yardstick} = {ratio:.3f}")
     figures = {
@@ -69,43 +73,52 @@ def main(
 
 async def measure(run: RunConfig, folder: Path, device: str, rounds: int) -> dict[str, list[float]]:
     """Tokens per second of each side and round."""
-    model, url, token = await start_server(run, folder, device)
+    model, token = await model_directory(run, folder), secrets.token_hex(16)
+    arguments = server_arguments(run, model, ParallelSizes(), device)
     rng = np.random.default_rng(0)
     prompts = rng.integers(4, 30, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
-    async with (
-        ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
-        aiohttp.ClientSession(**bare_session(token)) as session,
-    ):
-        await set_version(pool, model)
-        sides = {
-            "engine": lambda: through_pool(pool, run, prompts),
-            "bare": lambda: through_http(session, url, run, prompts, prefill_first=False),
-            "bare_prefill_first": lambda: through_http(session, url, run, prompts, prefill_first=True),
-        }
-        rates: dict[str, list[float]] = {name: [] for name in sides}
-        for generate in sides.values():
-            await generate()  # warm up
-        for _ in range(rounds):
-            for name, generate in sides.items():
-                async with session.post(url + "/flush_cache") as flushed:  # none finds another's prefixes
-                    flushed.raise_for_status()
-                rates[name].append(await rate(generate))
-            print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
+    own = engine_server(arguments, token, folder)
+    with unpatched(arguments, token, folder / "unpatched.log", device) as (plain, process):
+        plain, url = await asyncio.gather(ready(plain, token), own.start())
+        groups = {"own": own._process.pid, "plain": process.pid}
+        async with (
+            ServerPool([url], token, LIMIT_S, prefill_once=run.rollout.prefill_once) as pool,
+            aiohttp.ClientSession(**bare_session(token)) as session,
+        ):
+            await set_version(pool, model)
+            http = partial(through_http, session, run=run, prompts=prompts)
+            sides: dict[str, tuple[str, str, Callable[[], Awaitable[int]]]] = {
+                "engine": ("own", url, lambda: through_pool(pool, run, prompts)),
+                "bare": ("own", url, partial(http, url, prefill_first=False)),
+                "unpatched": ("plain", plain, partial(http, plain, prefill_first=False)),
+                "unpatched_prefill_first": ("plain", plain, partial(http, plain, prefill_first=True)),
+            }
+            rates: dict[str, list[float]] = {name: [] for name in sides}
+            for number in range(rounds + 1):
+                for name, (server, address, generate) in sides.items():
+                    with only(groups, server):
+                        async with session.post(address + "/flush_cache") as flushed:  # none finds another's prefixes
+                            flushed.raise_for_status()
+                        found = await rate(generate)
+                    if number:  # the first round warms up
+                        rates[name].append(found)
+                if number:
+                    print({name: round(values[-1]) for name, values in rates.items()}, flush=True)
     return rates
 
 
 async def start_server(run: RunConfig, folder: Path, device: str) -> tuple[Path, str, str]:
     """The run's model, and a server of it: its address and token."""
     model, token = await model_directory(run, folder), secrets.token_hex(16)
-    spec = ServerSpec(
-        name="server",
-        arguments=server_arguments(run, model, ParallelSizes(), device),
-        log_file=folder / "server.log",
-        token=token,
-        port=None,
-        startup_timeout_s=LIMIT_S,
+    server = engine_server(server_arguments(run, model, ParallelSizes(), device), token, folder)
+    return model, await server.start(), token
+
+
+def engine_server(arguments: Sequence[str], token: str, folder: Path) -> SGLangServer:
+    """Return the engine's server, which is not started."""
+    return SGLangServer(
+        ServerSpec("server", tuple(arguments), folder / "server.log", token, None, LIMIT_S), "127.0.0.1"
     )
-    return model, await SGLangServer(spec, "127.0.0.1").start(), token
 
 
 def bare_session(token: str) -> dict:
@@ -130,7 +143,7 @@ async def through_pool(pool: ServerPool, run: RunConfig, prompts: Sequence[list[
 
 
 async def through_http(
-    session: aiohttp.ClientSession, url: str, run: RunConfig, prompts: Sequence[list[int]], *, prefill_first: bool
+    session: aiohttp.ClientSession, url: str, *, run: RunConfig, prompts: Sequence[list[int]], prefill_first: bool
 ) -> int:
     """The same requests with nothing around them."""
     sampling = {

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from allocation.diagnostics import Finding, render
 
-COLUMNS = {  # of the table of steps: the statistic in each, if it is one, and its format
+COLUMNS = {  # of the table of steps: the statistic or metric in each, if it is one, and its format
     "step": ("", "{:>5.0f}"),
     "reward": ("reward", "{:>7.3f}"),
     "eval": ("", "{:>8.3f}"),
@@ -19,14 +19,16 @@ COLUMNS = {  # of the table of steps: the statistic in each, if it is one, and i
     "clip": ("clip_share", "{:>6.3f}"),
     "stale": ("staleness_mean", "{:>6.2f}"),
     "lp-diff": ("logprob_diff", "{:>8.1e}"),
-    "tok/s": ("", "{:>7.0f}"),
-    "s": ("", "{:>6.2f}"),
+    "srv-idle": ("idle/servers", "{:>8.0%}"),
+    "trn-idle": ("idle/trainer", "{:>8.0%}"),
+    "tok/s": ("throughput/rollout_tokens_per_second", "{:>7.0f}"),
+    "s": ("seconds/step", "{:>6.2f}"),
 }
 REPEAT_HEADER = 25
 LEGEND = """\
 Each row is a step: mean reward of its samples, mean reward of the evaluation prompts, loss, KL to the policy that
 sampled, entropy, share of clipped tokens, staleness in versions, difference between the log-probs of servers and
-trainer, tokens generated per second, seconds."""
+trainer, idle shares of servers and trainer, tokens that servers generated per second of the step, seconds."""
 
 
 class _Terminal(Console):

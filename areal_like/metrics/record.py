@@ -149,12 +149,12 @@ class Record:
         )
         return {"rewards": rewards, "held_out": held_out}
 
-    def resume(self, state: Mapping[str, Any], step: int, tokens_generated: int) -> None:
+    def resume(self, state: Mapping[str, Any], step: int) -> None:
         """Continue after `step` with its `state`."""
         self._rewards, self._held_out = (
             {int(number): value for number, value in state[name].items()} for name in ("rewards", "held_out")
         )
-        self._last, self._tokens_generated = step, tokens_generated
+        self._last = step
 
     def roll_back(self, step: int | None, open_sinks: Callable[[int], Sequence[StatsSink]]) -> None:
         """Void the steps after `step`, all with None; `open_sinks` receives the first void step.
@@ -203,7 +203,7 @@ class Record:
             thin_out(self.directory, name)
 
     def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
-        """Record one training step with its statistics; `tokens_generated` counts from the start of the run.
+        """Record one training step with its statistics; `tokens_generated` counts from the start or resumption.
 
         While the step is evaluated, its row waits for `held_out`.
         """
@@ -221,8 +221,8 @@ class Record:
         if stats.get("skipped"):
             self._view.say(f"step {step}: a gradient was not finite, and its optimizer step was skipped")
         self._write(step, scalars)
-        row = {"step": step, "tok/s": scalars["throughput/rollout_tokens_per_second"], "s": scalars["seconds/step"]}
-        row |= {column: stats[name] for column, (name, _) in COLUMNS.items() if name in stats}
+        found = stats | scalars
+        row = {"step": step} | {column: found[name] for column, (name, _) in COLUMNS.items() if name in found}
         if evaluating and step not in self._held_out.keys() | self._unjudged:
             self._waiting[step] = row
         else:

@@ -15,14 +15,16 @@ CLEAR = 0.25  # share of a step that a queue must take to be the cause
 class WaitingNotes:
     """Reports the cause of waiting, and the key to change, through `say`: of a step that ended, and of a long wait.
 
-    `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes. The first step is
-    left out when it ends, because it starts with empty queues.
+    `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes, `captured` the most
+    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU. The first step is left out when it
+    ends, because it starts with empty queues.
     """
 
     groups: int
     agents: bool
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
+    captured: int | None = None
     _said: float | None = field(default=None, init=False)
     _steps: int = field(default=0, init=False)
 
@@ -55,12 +57,12 @@ class WaitingNotes:
         """Report a waste, unless one was reported less than REPEAT_S ago."""
         if self._said is not None and self.clock() - self._said < REPEAT_S:
             return
-        if words := explain(scalars, self.groups, agents=self.agents):
+        if words := explain(scalars, self.groups, agents=self.agents, captured=self.captured):
             self._said = self.clock()
             self.say(f"step {step}: {words}")
 
 
-def explain(scalars: Mapping[str, float], groups: int, *, agents: bool) -> str | None:
+def explain(scalars: Mapping[str, float], groups: int, *, agents: bool, captured: int | None = None) -> str | None:
     """Return the waste of a step, its cause and the key to change, or None where neither limit is exceeded."""
     dropped = scalars.get("rollout/dropped_groups", 0.0)
     if _mostly_dropped(dropped, groups):
@@ -73,14 +75,14 @@ def explain(scalars: Mapping[str, float], groups: int, *, agents: bool) -> str |
     if waited <= MOST * seconds:
         return None
     share = f"{waited / seconds:.0%} of the step" if waited < seconds else f"{waited / 60:.0f} min so far"
-    return f"the trainer waited for rollouts for {share}: {_cause(scalars, agents=agents)}"
+    return f"the trainer waited for rollouts for {share}: {_cause(scalars, agents=agents, captured=captured)}"
 
 
 def _mostly_dropped(dropped: float, groups: int) -> bool:
     return dropped > MOST * (dropped + groups)
 
 
-def _cause(scalars: Mapping[str, float], *, agents: bool) -> str:
+def _cause(scalars: Mapping[str, float], *, agents: bool, captured: int | None) -> str:
     seconds, idle = scalars["seconds/step"], scalars.get("idle/servers", 0.0)
     if scalars.get("reward/queue_seconds_mean", 0.0) > CLEAR * seconds:
         return "rewards are slow, and responses wait for a free reward process. Raise reward.workers"
@@ -95,4 +97,15 @@ def _cause(scalars: Mapping[str, float], *, agents: bool) -> str:
                 "rollout.max_head_offpolicyness"
             )
         return "the servers have few requests. Raise rollout.max_head_offpolicyness or train_dataset.batch_size"
+    if captured is not None and scalars.get("rollout/running", 0.0) > captured:
+        return _without_graphs(scalars["rollout/running"], captured)
     return "the servers are slower than the trainer. Give the servers more GPUs (rollout.backend)"
+
+
+def _without_graphs(running: float, captured: int) -> str:
+    if not captured:
+        return "decoding passes run without CUDA graphs. Leave out sglang.extra_args.disable_cuda_graph"
+    return (
+        f"decoding passes of {running:.0f} requests run without CUDA graphs, which hold {captured}. Set "
+        f"sglang.max_running_requests={captured}, or raise sglang.extra_args.cuda_graph_max_bs_decode"
+    )

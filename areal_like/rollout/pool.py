@@ -66,9 +66,7 @@ class ServerPool:
         self._start = Turns(GROUPS)
         self._asked = Turns(ASKED)
         self._faults: Counter[Fault] = Counter()
-        self.tokens: Counter[str] = (
-            Counter()
-        )  # of finished samples, by outcome: delivered, cancelled, failed, ...
+        self.tokens: Counter[str] = Counter()  # of finished samples, by outcome: delivered, cancelled, failed, ...
         self._held: Sequence[Server] = ()
         self.checking: Check = lambda servers, deadline: nullcontext()  # contexts of each update
         self._holding = ExitStack()
@@ -110,6 +108,7 @@ class ServerPool:
             "rollout/longest_seconds": max(ran, default=0.0),
             "rollout/servers": float(len(self.serving)),
             **({"rollout/kv_use": float(np.mean([load.kv_use for load in loads]))} if loads else {}),
+            **({"rollout/running": float(np.mean([load.running for load in loads]))} if loads else {}),
             **{f"server_faults/{fault}": float(times) for fault, times in faults.items()},
         }
 

@@ -63,7 +63,7 @@ class RunDirectory:
         self.store.clean(version)
         self.record.roll_back(version if found else None, open_sinks)
         if found:
-            self.record.resume(found.state.record, version, found.state.tokens_generated)
+            self.record.resume(found.state.record, version)
             say(f"resuming from {found.path}, after step {version}")
         return replace(self, checkpoint=found)
 
@@ -175,7 +175,7 @@ def _open(
     record = open_record(void_from)
     if found:
         store.last = found.path
-        record.resume(found.state.record, version, found.state.tokens_generated)
+        record.resume(found.state.record, version)
         view.say(f"resuming from {found.path}, after step {version}")
     return RunDirectory(record, found, store, journal, owner.lock)
 

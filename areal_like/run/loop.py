@@ -221,7 +221,8 @@ async def _report(
     own = [policy.statistics for policy in policies]
     for count in (*parts.statistics, *(hook.statistics for hook in parts.hooks), *own):
         stats |= count()
-    record.step(step.done, stats, parts.collector.tokens_generated, evaluating=evaluating is not None)
+    generated = int(stats.get("tokens/generated", 0))  # of running samples too, unlike the collector's count
+    record.step(step.done, stats, generated, evaluating=evaluating is not None)
     for trajectories in (step.trajectories, *(share.trajectories for share in step.shares.values())):
         await release(trajectories)
 

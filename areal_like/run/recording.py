@@ -16,6 +16,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
 from areal_like.metrics.waiting import WaitingNotes
+from areal_like.rollout.sglang.decode_graphs import most_captured
 from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
@@ -34,7 +35,9 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         decode=partial(job.tokenizer.decode, special=True),
         n_samples=stats.samples,
         n_shown=stats.console_samples,
-        waiting=WaitingNotes(config.train_dataset.batch_size, bool(config.workflows), view.say),
+        waiting=WaitingNotes(
+            config.train_dataset.batch_size, bool(config.workflows), view.say, captured=_read_captured(job)
+        ),
     )
 
 
@@ -58,6 +61,14 @@ def recording(record: Record) -> Iterator[None]:
         raise
     finally:
         record.close()
+
+
+def _read_captured(job: Job) -> int | None:
+    """Return the most requests that a server's CUDA graphs hold, None on a CPU."""
+    if job.device != "cuda":
+        return None
+    model = job.models.get("actor")
+    return most_captured(job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0)
 
 
 def advice(job: Job, view: View) -> list[Advice]:

@@ -20,6 +20,7 @@ from areal_like.config.schema import (
     TeacherConfig,
     TrainerRole,
 )
+from areal_like.events import span
 from areal_like.job import Job
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import (
@@ -106,8 +107,9 @@ def make_reference(cluster: RunCluster, job: Job, trainers: Mapping[TrainerRole,
 async def start_servers(cluster: RunCluster, job: Job, model: Path) -> tuple[WorkerGroup, list[str]]:
     """Start all servers; return them ready for requests, and their URLs."""
     devices = [server.devices for server in job.plan.engine("rollout").servers]
-    servers = await _server_actors(cluster, job, model, devices)
-    return servers, await servers.call_all("start", phase="start-up")
+    with span("servers", "starting the servers"):
+        servers = await _server_actors(cluster, job, model, devices)
+        return servers, await servers.call_all("start", phase="start-up")
 
 
 def make_supervisor(

@@ -54,7 +54,7 @@ async def start_all(
         with record.doing("running a warm-up step"):
             await run_warmup_step(job, trainers)
         ready.note("warm-up step")
-    with record.doing("starting the servers"):
+    with record.doing("waiting for the servers"):
         if starting is None:  # servers take all free memory
             await asyncio.gather(*(each.offload() for each in trainers.values()))
         servers, urls = await (starting or start())

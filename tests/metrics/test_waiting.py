@@ -40,6 +40,14 @@ def test_the_cause_names_existing_keys(scalars: dict[str, float], agents: bool, 
         assert key in said and annotation_of(key) is not None
 
 
+@pytest.mark.parametrize(
+    ("captured", "key"), [(0, "disable_cuda_graph"), (512, "max_running_requests=512"), (513, None)]
+)
+def test_passes_without_graphs_are_a_cause(captured: int, key: str | None) -> None:
+    said = explain(WAITS | {"rollout/running": 512.5}, 4, agents=False, captured=captured)
+    assert said is not None and ("CUDA graphs" in said) == bool(key) and (key or "") in said
+
+
 @pytest.mark.parametrize("scalars", [{"seconds/wait_for_rollouts": 40.0}, {"seconds/wait_for_rollouts": 0.0}])
 def test_a_busy_trainer_is_not_mentioned(scalars: dict[str, float]) -> None:
     assert explain(WAITS | scalars | {"rollout/dropped_groups": 4.0}, 4, agents=False) is None

@@ -17,7 +17,7 @@ from tolerance import close_to
 from areal_like.rollout.sglang.answers import Piece, part_of
 from areal_like.rollout.sglang.columns import COLUMNS, read_columns, with_columns
 from areal_like.rollout.sglang.http import ServerError, Unavailable, take_events
-from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
+from areal_like.rollout.sglang.labels import LABELS, TokenLabels, WrongLabels, token_versions
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
 TOKENS = st.lists(st.tuples(LOGPROBS, st.integers(0, 2**31 - 1), st.integers(0, 3)), max_size=40)
@@ -103,3 +103,13 @@ def test_a_real_server_streams_what_its_whole_answers_list(sglang_server: Any) -
     assert len(whole) == 9
     assert tokens.tolist() == [token for _, token, _ in whole]
     assert logprobs.view(np.float32) == close_to([logprob for logprob, *_ in whole])
+
+
+def test_labels_of_any_part_are_those_of_its_tokens() -> None:
+    labels = TokenLabels("0")
+    for first, label in ((0, "1"), (3, "2"), (3, "3"), (5, "4")):  # versions 0 and 2 made no token
+        labels.begin(first, label)
+    whole = ["1"] * 3 + ["3"] * 2 + ["4"] * 4
+    for start in range(9):
+        for stop in range(start, 10):
+            assert labels[start:stop] == whole[start:stop]

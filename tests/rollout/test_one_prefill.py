@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from areal_like.rollout.sglang.one_prefill import followers
+from areal_like.rollout.sglang.one_prefill import MOST_PASSES, followers, gathers
 
 
 @dataclass
@@ -34,3 +34,14 @@ def test_the_cache_is_asked_once_for_each_prompt() -> None:
     asked: list[Request] = []
     followers([Request([1]), Request([2]), Request([1]), Request([1])], lambda request: bool(asked.append(request)))
     assert [request.origin_input_ids for request in asked] == [[1]]
+
+
+def test_requests_that_come_one_at_a_time_gather_behind_running_ones() -> None:
+    assert gathers(waiting=5, running=100, passes=0)
+    assert not gathers(waiting=10, running=100, passes=0)
+    assert not gathers(waiting=5, running=100, passes=MOST_PASSES)
+
+
+def test_few_running_requests_keep_none_waiting() -> None:
+    assert not any(gathers(waiting=1, running=running, passes=0) for running in range(20))
+    assert not gathers(waiting=0, running=1000, passes=0)

@@ -110,12 +110,6 @@ def test_a_users_sizes_of_graphs_replace_the_runs(option):
     assert [word for word in arguments if word.startswith("--cuda-graph")] == [name]
 
 
-def test_prefills_wait_for_each_other_unless_passes_do_not_overlap():
-    assert "--enable-prefill-delayer" in gpu_arguments([])
-    assert "--enable-prefill-delayer" not in gpu_arguments(["sglang.extra_args.disable_overlap_schedule=true"])
-    assert "--enable-prefill-delayer" not in gpu_arguments(["sglang.extra_args.enable_prefill_delayer=false"])
-
-
 def last_value(keys: list[str], servers: int, flag: str) -> int:
     """The value that SGLang uses: the last of several."""
     arguments = gpu_arguments(keys, servers)

@@ -92,5 +92,5 @@ def faulty(make: Any) -> Any:
 if __name__ in ("__main__", "__mp_main__"):
     prepare_imports(cuda=False)
     if __name__ == "__main__":
-        versions.labelling_scheduler = faulty(versions.labelling_scheduler)
+        versions.updating_scheduler = faulty(versions.updating_scheduler)
         serve(sys.argv[1:], cuda=False)

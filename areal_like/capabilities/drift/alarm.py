@@ -1,11 +1,12 @@
-"""The drift alarm: at every version, servers and trainer score the same responses and have to agree.
+"""The drift alarm: from time to time, servers and trainer score the same responses and have to agree.
 
-A few responses of each batch are the probe. Every server scores them with its present weights, once with its prefix
+A few responses of a batch are the probe. Every server scores them with its present weights, once with its prefix
 cache and once without; the trainer scores them as it trains, packed and with shared prompts, before the step. Where the
 run replays routes, the trainer's routers choose the experts that a server scored with.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from areal_like.capabilities.drift.backoff import LONGEST, Backoff
 from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cause
 from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
 from areal_like.capabilities.drift.routes import differ, find_rerouted
+from areal_like.capabilities.drift.schedule import SHARE, Schedule
 from areal_like.capabilities.drift.schema import DriftKeys
 from areal_like.columns import join
 from areal_like.config.keys import with_keys
@@ -64,11 +66,13 @@ class Probe:
 
 
 class DriftAlarm:
-    """Compares servers and trainer in each step, warns, and ends the run after `rollout.drift_patience` steps.
+    """Compares servers and trainer in some steps, warns, and ends the run after `rollout.drift_patience` steps.
+
+    `Schedule` selects the steps; once servers and trainer differ, all are compared.
 
     `say` gets the warnings; `has_experts`: whether the model is a mixture of experts, and `routes` in which form
     servers return the experts that the trainer replays, if it does. Of several adapters each has an alarm, with its
-    name and its trainer.
+    name and its trainer, and the number of `alarms` divides their share of the time.
     """
 
     def __init__(
@@ -82,7 +86,10 @@ class DriftAlarm:
         has_experts: bool,
         routes: RouteShape | None = None,
         adapter: str | None = None,
+        alarms: int = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._schedule = Schedule(SHARE / alarms, clock)
         self._config, self._trainer, self._pool, self._sync, self._say = config, trainer, pool, sync, say
         self._keys = with_keys(config.rollout, DriftKeys)
         self._has_experts, self._routes, self._adapter = has_experts, routes, adapter
@@ -94,14 +101,18 @@ class DriftAlarm:
         self._numbers = 0
 
     async def score(self, trajectories: Sequence[Trajectory]) -> None:
-        """Score the probe of a batch on every server within PROBE_S seconds in all.
+        """Score the probe of a batch on every server within PROBE_S seconds in all, if one is due.
 
         A server that fails, as under a heavy load, is left out of this step and, by `Backoff`, of some that follow.
         """
         chosen = choose_probe(trajectories, self._keys.drift_probe_tokens)
         self._probe = None
-        if not chosen:
+        if not chosen or not (self._since["probe"] or self._schedule.is_due()):
             return
+        with self._schedule.measure():
+            await self._score(chosen)
+
+    async def _score(self, chosen: Sequence[Trajectory]) -> None:
         whole = batch_of(chosen, version=0)
         batch = Batch(whole.lengths, whole.tokens, {"loss_mask": whole.fields["loss_mask"]}, images=whole.images)
         told = batch.fields["loss_mask"] > 0
@@ -119,7 +130,8 @@ class DriftAlarm:
         probe, self._probe = self._probe, None
         if probe is None:
             return {}
-        found = {name: await self._distances(probe, *scores) for name, scores in probe.scores.items()}
+        with self._schedule.measure():
+            found = {name: await self._distances(probe, *scores) for name, scores in probe.scores.items()}
         worst = float(np.max([(each.anew, each.cached) for each in found.values()]))  # or nan
         await self._judge("probe", version, worst, lambda last: self._cause(probe, found, version, last))
         return {"logprob_diff_probe": worst}

@@ -12,7 +12,7 @@ from areal_like.metrics.record import Record
 
 
 class DriftHook(Hook):
-    """Compares servers and trainer on a probe of each step's responses, before its weights change."""
+    """Compares servers and trainer on a probe of a step's responses, before its weights change."""
 
     def __init__(self, alarms: Mapping[str, DriftAlarm], record: Record) -> None:
         self._alarms, self._record = alarms, record
@@ -49,6 +49,7 @@ def make_hook(run: Started) -> DriftHook | None:
             has_experts=bool(spec and spec.experts),
             routes=job.routes,
             adapter=job.adapter,
+            alarms=len(run.jobs),
         )
         for name, job in run.jobs.items()
         if with_keys(job.config.rollout, DriftKeys).drift_probe_tokens

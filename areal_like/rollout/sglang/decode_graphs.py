@@ -21,7 +21,19 @@ def graph_options(config: RunConfig, servers: int, model: Mapping[str, Any]) -> 
     if any(name.replace("-", "_") in _OPTIONS for name in config.sglang.extra_args):
         return {}
     vocabulary = (model.get("text_config") or model).get("vocab_size") or 1
-    return {"cuda-graph-bs-decode": graph_sizes(min(most_at_once(config, servers), LOGITS // (4 * vocabulary)))}
+    return {"cuda-graph-bs-decode": graph_sizes(_most(config, servers, vocabulary))}
+
+
+def most_captured(config: RunConfig, servers: int, vocabulary: int) -> int | None:
+    """Return the most sequences that graphs of a server hold, 0 without graphs; None with sizes that the user set."""
+    options = {name.replace("-", "_"): value for name, value in config.sglang.extra_args.items()}
+    if options.get("disable_cuda_graph") or options.get("disable_decode_cuda_graph"):
+        return 0
+    return None if options.keys() & {*_OPTIONS} else _most(config, servers, vocabulary or 1)
+
+
+def _most(config: RunConfig, servers: int, vocabulary: int) -> int:
+    return min(most_at_once(config, servers), LOGITS // (4 * vocabulary))
 
 
 def most_at_once(config: RunConfig, servers: int) -> int:

@@ -12,6 +12,25 @@ type Runs = Sequence[tuple[str | None, int]]
 """Labels of successive tokens, and how many tokens have each."""
 
 
+class TokenLabels:
+    """Labels of one request's tokens, which SGLang's streamer slices like a list; a token adds nothing to them."""
+
+    def __init__(self, label: str) -> None:
+        self._starts, self._labels = [0], [label]
+
+    def begin(self, first: int, label: str) -> None:
+        """Label the tokens from number `first` on."""
+        self._starts.append(first)
+        self._labels.append(label)
+
+    def __getitem__(self, part: slice) -> list[str]:
+        """Return the labels of tokens `part.start` to `part.stop`."""
+        labels: list[str] = []
+        for label, start, end in zip(self._labels, self._starts, [*self._starts[1:], part.stop], strict=True):
+            labels += [label] * (min(end, part.stop) - max(start, part.start))  # a negative number of times is none
+        return labels
+
+
 class WrongLabels(ValueError):
     """A server did not label each of an answer's tokens with a version."""
 

@@ -169,8 +169,6 @@ def server_arguments(
         options |= {"enable-memory-saver": config.rollout.alternates}
         options |= graph_options(config, sizes.dp, read_config(model))
         options |= {"triton-attention-num-kv-splits": _parts(context_length)}
-        if not is_on(sglang.extra_args, "disable_overlap_schedule"):  # which the delay needs
-            options |= _BATCHED_PREFILLS
     return _command(options | {name.replace("_", "-"): value for name, value in sglang.extra_args.items()})
 
 
@@ -249,14 +247,6 @@ def _scorer(
 
 
 _UNGUIDED: dict[str, object] = {"grammar-backend": "none", "sampling-backend": "pytorch"}
-# A prefill makes every running request wait for a pass that the host launches kernel by kernel. Where requests end and
-# start one at a time, SGLang would prefill after most decoding passes: a third of the speed of a model of 0.1B.
-_BATCHED_PREFILLS: dict[str, object] = {
-    "enable-prefill-delayer": True,
-    "prefill-delayer-queue-min-ratio": 0.1,  # of the running requests
-    "prefill-delayer-max-delay-passes": 32,
-    "prefill-delayer-max-delay-ms": 1000,
-}
 _ON_CPU: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",

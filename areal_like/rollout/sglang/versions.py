@@ -1,13 +1,14 @@
 """Version labels of tokens, and other parts that SGLang 0.5.17 lacks for weight updates under running requests.
 
 SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
-- a version for each token, in `meta_info`; all requests of a pass share it, as a pass runs under one version;
+- a version for each token, in `meta_info`: a pass runs under one version, and labels change only at the first pass of
+  another version, so that a pass and a token cost nothing;
 - a separate prefix cache for each version, and for each time that a restarted trainer sends a version again; embeddings
-of images are removed;
+  of images are removed;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
 - weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
   is given back while requests wait (`memory.py`);
-- on a CPU, one prefill for equal prompts that wait together (`one_prefill.py`).
+- one prefill for requests that wait together (`one_prefill.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
 on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `columns.with_columns` takes those.
@@ -18,11 +19,12 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from areal_like.cluster.lifetime import GLOO_VARIABLE
 from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.images import add_positions, forget_images
-from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.labels import LABELS, TokenLabels
 from areal_like.rollout.sglang.routes import number_routers, record_compactly
 
 
@@ -36,28 +38,52 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     if arguments[0].enable_return_routed_experts:
         record_compactly(arguments[0])
         number_routers()
-    scheduler.Scheduler = labelling_scheduler()
+    scheduler.Scheduler = updating_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)
 
 
 def labelling_scheduler() -> type:
-    """Return SGLang's Scheduler, which knows the version that it runs: `version`."""
+    """Return SGLang's Scheduler, which knows the version that it runs, `version`, and labels tokens with it."""
     from areal_like.rollout.sglang.one_prefill import prefilling_once
 
     class LabellingScheduler(prefilling_once()):  # type: ignore[misc]
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
-            self.rewinds = 0  # times that a version followed a later one
+            self.labelling = self.version  # of the pass whose tokens were collected last
+            self.labelled: WeakSet[Any] = WeakSet()  # requests
 
         def run_batch(self, batch: Any, *arguments: Any, **options: Any) -> Any:
-            # Passes and updates alternate here. A pass's tokens may be collected only after an update (overlap
-            # schedule), and a replayed CUDA graph skips the calls below: neither could report it.
+            # Passes and updates alternate here, but the overlap schedule collects a pass's tokens after the start of
+            # the next one, and maybe after an update.
             result = super().run_batch(batch, *arguments, **options)
-            if (output := getattr(result, "logits_output", None)) is not None:
-                output.customized_info = {LABELS: [self.version] * len(batch.reqs)}
+            result.weight_version = self.version
             return result
+
+        def process_batch_result(self, batch: Any, result: Any) -> None:
+            version = getattr(result, "weight_version", self.labelling)
+            if version != self.labelling:
+                self.labelling = version
+                for request in self.labelled:
+                    request.customized_info[LABELS].begin(len(request.output_ids), version)
+            super().process_batch_result(batch, result)
+
+        def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
+            if request.customized_info is None:  # a retracted request has labels
+                request.customized_info = {LABELS: TokenLabels(self.labelling)}
+                self.labelled.add(request)
+            super()._add_request_to_queue(request, *arguments, **options)
+
+    return LabellingScheduler
+
+
+def updating_scheduler() -> type:
+    """Return SGLang's Scheduler, which labels tokens and whose weights change under running requests."""
+    import torch
+
+    class UpdatingScheduler(labelling_scheduler()):  # type: ignore[misc]
+        rewinds = 0  # times that a version followed a later one
 
         def process_input_requests(self, requests: Any) -> None:
             super().process_input_requests(requests)
@@ -66,7 +92,10 @@ def labelling_scheduler() -> type:
 
         def pause_generation(self, request: Any) -> None:
             super().pause_generation(request)
-            _wait_for_ranks(self)
+            # The last pass may still run, on another stream than an update's: it would read new weights, and its
+            # collectives and the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
+            torch.get_device_module(self.device).synchronize()
+            torch.distributed.barrier(group=self.tp_cpu_group)
             self.cur_batch_for_debug = None  # the watchdog ends a server that is long in a batch
 
         def begin(self, version: str) -> None:
@@ -88,19 +117,7 @@ def labelling_scheduler() -> type:
                 request.key_of_caller = request.extra_key or ""
             request.extra_key = f"{request.key_of_caller}@{self.rewinds}.{self.version}"
 
-    return LabellingScheduler
-
-
-def _wait_for_ranks(scheduler: Any) -> None:
-    """Wait until the GPU of every rank is idle.
-
-    The last pass may still run, on another stream than an update's: it would read new weights, and its collectives and
-    the update's could wait for each other (sgl-project/sglang pull requests 22620, 27886).
-    """
-    import torch
-
-    torch.get_device_module(scheduler.device).synchronize()
-    torch.distributed.barrier(group=scheduler.tp_cpu_group)
+    return UpdatingScheduler
 
 
 def labelling_updater() -> type:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,6 +20,7 @@ from areal_like.algorithms.batch import batch_of
 from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
+from areal_like.capabilities.drift.schedule import FIRST, SHARE, Schedule
 from areal_like.columns import Ragged
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, ServerError
@@ -130,6 +133,7 @@ class Scene:
         experts: bool = False,
         routes: RouteShape | None = None,
         adapter: str | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.said: list[str] = []
         self.passes: list[Batch] = []
@@ -137,7 +141,11 @@ class Scene:
         self.sent: list[int] = []
         config = load(CONFIG, [f"rollout.max_logprob_diff={LIMIT}", *settings]).config
         given = (config, self, self.pool, self, self.said.append)
-        self.alarm = DriftAlarm(*cast(Any, given), has_experts=experts, routes=routes, adapter=adapter)
+        self.alarm = DriftAlarm(
+            *cast(Any, given), has_experts=experts, routes=routes, adapter=adapter, clock=clock or time.monotonic
+        )
+        if clock is None:
+            self.alarm._schedule = Schedule(share=1.0)  # every step
 
     async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
         assert temperature == 1.0
@@ -606,3 +614,49 @@ def test_weights_that_change_when_they_are_sent_once_more_are_named() -> None:
     with pytest.raises(ValueError, match=r"1 of 4 tensors differ from the trainer's: 1\.weight"):
         compare_noted(model, {})
     assert int(checksum(model[1].weight)) == model.noted["1.weight"]
+
+
+class SlowScene(Scene):
+    """A run whose steps take `step_s` seconds beside the probe, and every pass for a probe one second, by its clock."""
+
+    def __init__(self, servers: Sequence[FakeServer], step_s: float) -> None:
+        self.now, self.probed = 0.0, 0.0
+        self.step_s = step_s
+        super().__init__(servers, "rollout.drift_patience=3", clock=lambda: self.now)
+
+    async def log_probs(self, batch: Batch, temperature: float) -> np.ndarray:
+        self.now, self.probed = self.now + 1, self.probed + 1
+        return await super().log_probs(batch, temperature)
+
+    async def step(self, version: int, figure: float | None = None) -> dict[str, float]:
+        self.now += self.step_s
+        return await super().step(version, figure)
+
+
+@pytest.mark.parametrize("step_s", [0.5, 5.0, 100.0])
+def test_probes_take_at_most_a_small_share_of_the_time(step_s: float) -> None:
+    scene = SlowScene([FakeServer("server 0")], step_s)
+
+    async def steps() -> list[bool]:
+        return [bool(await scene.step(version)) for version in range(400)]
+
+    probed = asyncio.run(steps())
+    assert all(probed[:FIRST]) and any(probed[FIRST:])
+    assert scene.probed - FIRST <= SHARE * scene.now
+    assert all(probed) == (step_s > 1 / SHARE)
+
+
+def test_a_difference_is_measured_in_each_step_and_named() -> None:
+    server = FakeServer("server 0")
+    scene = SlowScene([server], step_s=1.0)
+
+    async def steps() -> None:
+        for version in range(200):
+            if version == 50:
+                server.fault, server.wrong = added(0.3), "1 of 9 tensors differ: layers.0.gate_up_proj"
+            await scene.step(version)
+
+    with pytest.raises(LogprobDrift, match="the weights of server 0") as raised:
+        asyncio.run(steps())
+    first, last = map(int, re.search(r"at version (\d+) to (\d+)", str(raised.value)).groups())
+    assert 50 <= first <= 50 + 1 / SHARE and last == first + 2
