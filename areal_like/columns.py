@@ -34,11 +34,11 @@ class Column:
     A `ragged` column has a list of ids for each token. Tokens without values, and padding, have `fill`, which may
     depend on the data type. With `follows_prompt`, sequences share a prompt even if their values in it differ.
 
-    Servers return a column with `sent`: the fields of an answer's `meta_info`, with their types. `request` returns the
-    request's fields for a sampling, given the number of leading tokens whose inputs are known; None where the column is
-    not wanted. `reader` returns the values of the last `count` tokens from (piece, count, sampling), and raises
-    ValueError with the problem; without it they are the only field. `fix` tells the user what to set if an answer is
-    unusable.
+    A column with `sent` comes from servers: `sent` are the fields of an answer's `meta_info`, with their types.
+    `request` returns the request's fields for a sampling, given the number of leading tokens whose inputs are known;
+    None where the column is not wanted. `reader` returns the values of the last `count` tokens from (piece, count,
+    sampling), and raises ValueError with the problem; without it they are the only field. `fix` tells the user how to
+    correct an unusable answer.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Column:
 
 
 COLUMNS: dict[str, Column] = {}
-SERVED: dict[str, Column] = {}  # those that servers return
+SERVED: dict[str, Column] = {}  # returned by servers
 
 
 def declare(column: Column) -> str:
-    """Add a column to those that a run knows, and return its name."""
+    """Register a column and return its name."""
     if column.name in COLUMNS:
         raise ValueError(f"the column {column.name} is declared twice")
     COLUMNS[column.name] = column

@@ -14,8 +14,8 @@ from areal_like.types import FinishReason, Floats, Ints
 class Response:
     """Response to one prompt; arrays and `columns` are `[generated tokens]`.
 
-    `inputs` are columns of tokens as inputs: their last row is that of the last token but one, which made the last, and
-    the first that of the first token whose row was not known, in the prompt.
+    `inputs` are columns of tokens as inputs. Their rows begin with the first token whose row was unknown, in the
+    prompt, and end with the last token but one, which made the last.
     """
 
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))

@@ -162,7 +162,7 @@ class Sample:
         return tokens
 
     def _read(self, piece: Piece, tokens: int, server: str) -> tuple[Columns, Columns]:
-        """Return the columns of a piece's tokens, and those of all inputs, which come with the end.
+        """Return the columns of a piece's tokens, and, with the end, of all inputs.
 
         Raises ServerError where they are unusable.
         """

@@ -46,7 +46,7 @@ def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Rew
 
 
 def join_columns(parts: Sequence[Response]) -> dict[str, Any]:
-    """Join the columns of parts; a response also has those of inputs before it, unless they were known."""
+    """Join the columns of parts; a response also has columns of inputs before it, unless they were known."""
     inputs, filled, end = dict[str, Any](), Counter[str](), -1  # of the last token's place
     for part in parts:
         end += len(part.tokens)
