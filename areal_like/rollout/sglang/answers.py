@@ -113,4 +113,4 @@ def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], AnswerEvent]:
     info = msgspec.defstruct("Info", fields, bases=(Info,))
     event = msgspec.defstruct("AnswerEvent", [("meta_info", info | None, None)], bases=(AnswerEvent,))
     decoder: Any = msgspec.json.Decoder(event)
-    return decoder.decode  # type: ignore[no-any-return]
+    return decoder.decode
