@@ -107,10 +107,10 @@ class AnswerEvent(msgspec.Struct):
 
 
 @cache
-def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], Event]:
+def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], AnswerEvent]:
     """Return a function that decodes events with the fields of these columns; it raises ValueError."""
     fields = [(name, kind, None) for column in columns for name, kind in column.sent.items()]
     info = msgspec.defstruct("Info", fields, bases=(Info,))
-    event = msgspec.defstruct("Event", [("meta_info", info | None, None)], bases=(Event,))
+    event = msgspec.defstruct("Event", [("meta_info", info | None, None)], bases=(AnswerEvent,))
     decoder: Any = msgspec.json.Decoder(event)
     return decoder.decode  # type: ignore[no-any-return]
