@@ -1,27 +1,24 @@
 """Trajectories as flat arrays, and back without a change of any bit.
 
-The fields of `Trajectory` decide the form, so that a field that is added to it is recorded: arrays are joined, parts of
-ragged columns too, numbers become one array, and everything else is JSON.
+Every column that a trajectory has is recorded, so a column that is declared elsewhere needs no code here.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.columns import Ragged
 from areal_like.errors import CheckpointError
-from areal_like.per_token import KeptIds
-from areal_like.types import FinishReason, Node, TopIds, Trajectory
+from areal_like.types import FinishReason, Node, Trajectory
 
 type Arrays = dict[str, NDArray[Any]]
 
-_PARTS = {KeptIds: ("ids", "ends"), TopIds: ("ids", "logprobs")}  # arrays of a column that has several
-_OF_FIELD = {"kept": KeptIds, "teacher_top": TopIds}
 _INTEGERS = ("sample_id", "group_id", "sample")
-_TEXTS = ("reward_parts", "nodes")
+_PER_TOKEN = ("tokens", "logprobs", "versions")
+_OTHERS = ("lengths", "has_reward", "reward", "truncated", "images")
 
 
 def to_arrays(trajectories: Sequence[Trajectory]) -> tuple[Arrays, str]:
@@ -32,9 +29,11 @@ def to_arrays(trajectories: Sequence[Trajectory]) -> tuple[Arrays, str]:
     arrays["has_reward"] = np.array([item.reward is not None for item in trajectories], np.uint8)
     arrays["reward"] = np.array([item.reward or 0.0 for item in trajectories], np.float64)
     arrays["truncated"] = np.array([item.finish_reason is FinishReason.LENGTH for item in trajectories], np.uint8)
-    known = {*_INTEGERS, *_TEXTS, "reward", "finish_reason", "images"}
-    for name in (each.name for each in fields(Trajectory) if each.name not in known):
-        arrays |= _column(name, [getattr(item, name) for item in trajectories])
+    columns = {name for item in trajectories for name in item.columns}
+    for name in _PER_TOKEN if trajectories else ():
+        arrays[name] = np.concatenate([getattr(item, name) for item in trajectories])
+    for name in sorted(columns):
+        arrays |= _column(name, [item.columns.get(name) for item in trajectories])
     arrays |= _images([item.images for item in trajectories])
     texts = [
         {"reward_parts": dict(item.reward_parts), "nodes": [vars(node) for node in item.nodes]} for item in trajectories
@@ -43,19 +42,17 @@ def to_arrays(trajectories: Sequence[Trajectory]) -> tuple[Arrays, str]:
 
 
 def _column(name: str, values: Sequence[Any]) -> Arrays:
-    """Return one column; `NAME.rows` counts the rows of each trajectory, if some have none."""
+    """Return one column; `NAME.there` says which trajectories have it, if some do not."""
     there = [value for value in values if value is not None]
-    if not there:
-        return {}
-    presence = (
-        {} if len(there) == len(values) else {f"{name}.there": np.array([v is not None for v in values], np.uint8)}
-    )
-    if not is_dataclass(there[0]):
-        return {name: np.concatenate(there)} | presence
-    parts = _PARTS[type(there[0])]
-    sizes = {f"{name}.{part}.sizes": np.array([len(getattr(v, part)) for v in there], np.int64) for part in parts}
-    joined = {f"{name}.{part}": np.concatenate([getattr(v, part) for v in there]) for part in parts}
-    return joined | sizes | presence
+    flat = flatten(name, Ragged.join(there) if isinstance(there[0], Ragged) else np.concatenate(there))
+    if len(there) < len(values):
+        flat[f"{name}.there"] = np.array([value is not None for value in values], np.uint8)
+    return flat
+
+
+def flatten(name: str, values: Any) -> Arrays:
+    """Return values per token as arrays by name; lists of ids are two arrays."""
+    return {f"{name}.ids": values.ids, f"{name}.ends": values.ends} if isinstance(values, Ragged) else {name: values}
 
 
 def _images(images: Sequence[Sequence[bytes]]) -> Arrays:
@@ -82,12 +79,14 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], texts: str) -> list[Trajecto
     columns["finish_reason"] = [FinishReason.LENGTH if it else FinishReason.STOP for it in arrays["truncated"]]
     columns["reward_parts"] = [each["reward_parts"] for each in others]
     columns["nodes"] = [tuple(Node(**node) for node in each["nodes"]) for each in others]
-    for each in fields(Trajectory):
-        name = each.name
-        if name in _OF_FIELD and any(key.startswith(f"{name}.") for key in arrays):
-            columns[name] = _split_parts(arrays, name, len(lengths))
-        elif name in arrays and name not in columns and name != "images":
-            columns[name] = _split(arrays, name, arrays[name], lengths)
+    for name in _PER_TOKEN:
+        columns[name] = _split(arrays, name, lengths)
+    own = {name.partition(".")[0] for name in arrays} - {*_INTEGERS, *_PER_TOKEN, *_OTHERS}
+    split = {name: _split(arrays, name, lengths) for name in sorted(own)}
+    columns["columns"] = [
+        {name: parts[number] for name, parts in split.items() if parts[number] is not None}
+        for number in range(len(lengths))
+    ]
     if "images" in arrays:
         columns["images"] = _split_images(arrays)
     names = list(columns)
@@ -96,25 +95,17 @@ def from_arrays(arrays: Mapping[str, NDArray[Any]], texts: str) -> list[Trajecto
     return [Trajectory(**dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
-def _split(arrays: Mapping[str, NDArray[Any]], name: str, joined: NDArray[Any], lengths: NDArray[Any]) -> list[Any]:
+def _split(arrays: Mapping[str, NDArray[Any]], name: str, lengths: NDArray[Any]) -> list[Any]:
     """Return each trajectory's part of a column, None where it has none."""
     there = arrays.get(f"{name}.there", np.ones(len(lengths), np.uint8)).astype(bool)
+    joined = arrays[name] if name in arrays else Ragged(arrays[f"{name}.ids"], arrays[f"{name}.ends"])
     ends = np.cumsum(lengths[there])
-    if len(joined) != (ends[-1] if len(ends) else 0):
+    if len(joined) != (ends[-1] if len(ends) else 0) or (
+        isinstance(joined, Ragged) and joined.ends[-1] != len(joined.ids)
+    ):
         raise ValueError(f"{name} has {len(joined)} rows of {int(lengths[there].sum())}")
-    parts = iter(np.split(joined, ends[:-1]))
+    parts = iter(joined[end - length : end] for end, length in zip(ends.tolist(), lengths[there].tolist(), strict=True))
     return [next(parts) if it else None for it in there]
-
-
-def _split_parts(arrays: Mapping[str, NDArray[Any]], name: str, count: int) -> list[Any]:
-    """Return each trajectory's part of a column with several arrays."""
-    made = _OF_FIELD[name]
-    there = arrays.get(f"{name}.there", np.ones(count, np.uint8)).astype(bool)
-    parts = [
-        np.split(arrays[f"{name}.{part}"], np.cumsum(arrays[f"{name}.{part}.sizes"])[:-1]) for part in _PARTS[made]
-    ]
-    rows = iter(zip(*parts, strict=True))
-    return [made(*next(rows)) if it else None for it in there]
 
 
 def _split_images(arrays: Mapping[str, NDArray[Any]]) -> list[tuple[bytes, ...]]:

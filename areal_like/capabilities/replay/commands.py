@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from areal_like.capabilities.replay.verdicts import Verdict
+    from areal_like.capabilities.replay.verdicts import ReplayVerdict
 
 DIFFERENT, UNREADABLE = 1, 2
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of the run: fileroot/experiment/trial.")]
@@ -52,7 +52,7 @@ def replay(
         _show(lambda: verdicts.audit(run))
         return
 
-    def work() -> "Verdict":
+    def work() -> "ReplayVerdict":
         asked = verdicts.ask(run, first, last, overrides or (), lambda text: typer.echo(text, err=True))
         if asked.changes or max_staleness is not None:
             return asyncio.run(verdicts.counterfactual(asked, max_staleness))
@@ -88,7 +88,7 @@ def _steps(step: int | None, steps: str | None) -> tuple[int | None, int | None]
     return int(first), int(last)
 
 
-def _show(work: "Callable[[], Verdict]") -> None:
+def _show(work: "Callable[[], ReplayVerdict]") -> None:
     """Print a verdict, its warnings and its table; exit with 1 unless it is good."""
     from rich.console import Console
     from rich.table import Table

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.algorithms.types import Experience
-from areal_like.capabilities.replay.arrays import Arrays, to_arrays
+from areal_like.capabilities.replay.arrays import Arrays, flatten, to_arrays
 from areal_like.capabilities.replay.checkpoint_files import note_checkpoints
 from areal_like.capabilities.replay.digests import digest
 from areal_like.capabilities.replay.rank import describe_state
@@ -28,17 +28,15 @@ from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.state import program_version
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.columns import COLUMNS
 from areal_like.config.keys import with_keys
 from areal_like.hooks import Hook, Share, TrainingStep
 from areal_like.job import Job
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of, schedule_batch
-from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch
+from areal_like.types import Batch
 
-_FOLLOW = {  # from the trajectories
-    *("loss_mask", "behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"),
-    *("teacher_logprobs", TEACHER_IDS, TEACHER_TOP, TEMPERATURES, "turn_rewards", "turn_states"),
-}
+_FOLLOW = {"behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"}  # beside columns
 PHASE = "recording"  # the name in `seconds/recording`
 
 
@@ -135,15 +133,17 @@ def describe_inputs(experience: Experience) -> tuple[Arrays, dict[str, list[int]
     """Return the algorithm's inputs that do not follow from the trajectories, and the digests of all inputs."""
     own = {each.name: getattr(experience, each.name) for each in fields(experience)}
     arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
-    arrays |= experience.batch.fields
-    values = {name: array for name, array in arrays.items() if name not in _FOLLOW}
+    fields_of_batch = {name: flatten(name, each) for name, each in experience.batch.fields.items()}
+    arrays |= {name: array for parts in fields_of_batch.values() for name, array in parts.items()}
+    values = {name: array for name, array in arrays.items() if name.partition(".")[0] not in {*_FOLLOW, *COLUMNS}}
     return values, {name: list(digest(array)) for name, array in arrays.items()}
 
 
 def describe_batch(batch: Batch) -> dict[str, list[int]]:
     """Return the digests of a mini-batch's arrays."""
-    arrays = {"lengths": batch.lengths, "tokens": batch.tokens, **batch.fields}
-    arrays |= {} if batch.routes is None else {"routes": batch.routes}
+    arrays = {"lengths": batch.lengths, "tokens": batch.tokens}
+    for name, values in batch.fields.items():
+        arrays |= flatten(name, values)
     return {name: list(digest(array)) for name, array in arrays.items()}
 
 

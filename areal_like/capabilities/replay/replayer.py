@@ -52,7 +52,7 @@ class NoRecord:
 
 
 @dataclass(frozen=True)
-class Place:
+class ReplayStart:
     """Where a replay starts: a checkpoint, or a checkpoint of the trainers alone at `path`, or the run's beginning."""
 
     version: int = 0
@@ -62,7 +62,7 @@ class Place:
         return str(self.checkpoint.path) if self.checkpoint else "the beginning of the run"
 
 
-def find_place(run: RecordedRun, step: int) -> Place:
+def find_place(run: RecordedRun, step: int) -> ReplayStart:
     """Return the nearest place before a step from which every step is recorded. Raises CheckpointError."""
     damaged: list[str] = []
     for path in checkpoints(run.directory):
@@ -74,11 +74,11 @@ def find_place(run: RecordedRun, step: int) -> Place:
         except CheckpointError as error:
             damaged.append(str(error))
             continue
-        return _complete(run, Place(found.state.version, found), step, damaged)
-    return _complete(run, Place(), step, damaged)
+        return _complete(run, ReplayStart(found.state.version, found), step, damaged)
+    return _complete(run, ReplayStart(), step, damaged)
 
 
-def _complete(run: RecordedRun, place: Place, step: int, damaged: Sequence[str]) -> Place:
+def _complete(run: RecordedRun, place: ReplayStart, step: int, damaged: Sequence[str]) -> ReplayStart:
     """Return a place if every step between it and a step is recorded."""
     lacking = [each for each in range(place.version + 1, step) if each not in run.steps]
     if lacking:
@@ -151,7 +151,7 @@ def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:
 
 
 @asynccontextmanager
-async def start_trainers(job: Job, run: RecordedRun, place: Place, scratch: Path) -> AsyncIterator[Replay]:
+async def start_trainers(job: Job, run: RecordedRun, place: ReplayStart, scratch: Path) -> AsyncIterator[Replay]:
     """Start the run's trainers at a place; their processes end with the block."""
     plan = replace(job.plan, engines=tuple(engine for engine in job.plan.engines if engine.kind == "trainer"))
     models = await model_directories(job.config, run.path)

@@ -20,7 +20,7 @@ from areal_like.capabilities.replay.log_prob_check import LogProbCheck
 from areal_like.capabilities.replay.rank import name_weights
 from areal_like.capabilities.replay.reader import RecordedRun, open_run
 from areal_like.capabilities.replay.recorder import measure
-from areal_like.capabilities.replay.replayer import Keep, Place, Replay, find_place, replay_to, start_trainers
+from areal_like.capabilities.replay.replayer import Keep, Replay, ReplayStart, find_place, replay_to, start_trainers
 from areal_like.capabilities.replay.settings import (
     check_overrides,
     compare_settings,
@@ -41,7 +41,7 @@ SAVE_S = 1800.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplayVerdict:
     """The result of a command: one sentence, whether it is good, and a table below it."""
 
     text: str
@@ -52,7 +52,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReplayRequest:
     """A request to replay the steps from `first` to `last`.
 
     `layout` are overrides that do not change what a step trains, `changes` those that do.
@@ -66,27 +66,27 @@ class Asked:
     say: Callable[[str], None]
 
 
-def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callable[[str], None]) -> Asked:
+def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callable[[str], None]) -> ReplayRequest:
     """Return a request. Raises CheckpointError if the run does not have the steps."""
     run = open_run(path)
     for number in range(first, last + 1):
         run.describe(number)
     check_overrides(overrides)
     layout = [text for text in overrides if may_change(text)]
-    return Asked(run, first, last, layout, [text for text in overrides if text not in layout], say)
+    return ReplayRequest(run, first, last, layout, [text for text in overrides if text not in layout], say)
 
 
-def audit(path: Path) -> Verdict:
+def audit(path: Path) -> ReplayVerdict:
     """Return the faults of all recorded steps and checkpoints, which need no computation."""
     run = open_run(path)
     if not run.steps:
         run.step(1)
     faults = list(audit_run(run, read_config(run), run.steps))
     text = f"{len(run.steps)} recorded steps have no fault" if not faults else f"{len(faults)} faults: {faults[0]}"
-    return Verdict(text, not faults, ("fault",), [(fault,) for fault in faults])
+    return ReplayVerdict(text, not faults, ("fault",), [(fault,) for fault in faults])
 
 
-async def verify(asked: Asked, *, log_probs: bool = False) -> Verdict:
+async def verify(asked: ReplayRequest, *, log_probs: bool = False) -> ReplayVerdict:
     """Compute steps again and compare them with the record, with `log_probs` also every token's."""
     run, config = asked.run, read_config(asked.run)
     staleness = int(config["rollout"]["max_head_offpolicyness"])
@@ -124,8 +124,8 @@ def _agreement(quantities: list[Quantity], bounds: Bounds) -> str:
 
 
 def _verdict(
-    found: list[tuple[int, list[Quantity]]], place: Place, bounds: Bounds, warnings: list[str], faults: list[str]
-) -> Verdict:
+    found: list[tuple[int, list[Quantity]]], place: ReplayStart, bounds: Bounds, warnings: list[str], faults: list[str]
+) -> ReplayVerdict:
     """Return the verdict on replayed steps; faults in the record come first, as they explain differences."""
     last, quantities = found[-1]
     span = f"step {last}" if len(found) == 1 else f"steps {found[0][0]} to {last}"
@@ -144,7 +144,7 @@ def _verdict(
         quantities = dict(found)[part[0]]
     rows = [_row(each) for each in quantities]
     columns = ("quantity", "recorded", "replayed", "distance", "verdict")
-    return Verdict(text, part is None and not faults, columns, rows, [*warnings, *faults[1:]])
+    return ReplayVerdict(text, part is None and not faults, columns, rows, [*warnings, *faults[1:]])
 
 
 def _row(each: Quantity) -> tuple[str, ...]:
@@ -152,7 +152,7 @@ def _row(each: Quantity) -> tuple[str, ...]:
     return each.name, each.recorded, each.found, distance, "agrees" if each.agrees else "differs"
 
 
-async def _check_loaded(replay: Replay, run: RecordedRun, place: Place) -> None:
+async def _check_loaded(replay: Replay, run: RecordedRun, place: ReplayStart) -> None:
     """Compare the loaded checkpoint with the state that the run had; raise CheckpointError, which names the tensor."""
     if place.version not in run.steps or place.checkpoint is None:
         return
@@ -171,7 +171,7 @@ async def _check_loaded(replay: Replay, run: RecordedRun, place: Place) -> None:
                         )
 
 
-async def counterfactual(asked: Asked, max_staleness: int | None) -> Verdict:
+async def counterfactual(asked: ReplayRequest, max_staleness: int | None) -> ReplayVerdict:
     """Train recorded steps with other settings; report where the two runs part."""
     run, changes = asked.run, asked.changes
     place = find_place(run, asked.first)
@@ -216,19 +216,19 @@ async def _train(
         yield Trained(recorded.step, trained.statistics, trained.states(), log_probs)
 
 
-async def _save(replay: Replay, path: Path) -> Place:
+async def _save(replay: Replay, path: Path) -> ReplayStart:
     """Save the trainers; return the place to start from."""
     for role, trainer in saved_trainers(replay.job.config, replay.trainers).items():
         path.mkdir(exist_ok=True)
         await trainer.save(path / role)
         await trainer.finish_save(SAVE_S)
-    return Place(replay.version, Checkpoint(path, RunState(replay.version)))
+    return ReplayStart(replay.version, Checkpoint(path, RunState(replay.version)))
 
 
 SHOWN = ("loss", "grad_norm")
 
 
-def _parting(ours: list[Trained], theirs: list[Trained]) -> Verdict:
+def _parting(ours: list[Trained], theirs: list[Trained]) -> ReplayVerdict:
     """Return where two trainings of the same steps part, and by how much at each step."""
     rows, parted = [], ""
     for one, other in zip(ours, theirs, strict=True):
@@ -239,7 +239,7 @@ def _parting(ours: list[Trained], theirs: list[Trained]) -> Verdict:
     if parted:
         text = f"{parted}; after step {ours[-1].step} their KL divergence is {divergence(ours[-1], theirs[-1]):.3g}"
     columns = ["step", *(f"{name}{which}" for name in SHOWN for which in ("", " (changed)")), "KL"]
-    return Verdict(text, good=True, columns=columns, rows=rows)
+    return ReplayVerdict(text, good=True, columns=columns, rows=rows)
 
 
 def _find_parting(one: Trained, other: Trained) -> str:
@@ -260,7 +260,7 @@ def divergence(one: Trained, other: Trained) -> float:
     return float(np.mean(np.expm1(ratio) - ratio)) if len(ratio) else 0.0
 
 
-def compare_runs(one: Path, other: Path) -> Verdict:
+def compare_runs(one: Path, other: Path) -> ReplayVerdict:
     """Return the first step and the first quantity in which two runs differ."""
     runs = [open_run(path) for path in (one, other)]
     common = [step for step in runs[0].steps if step in runs[1].steps]
@@ -273,9 +273,9 @@ def compare_runs(one: Path, other: Path) -> Verdict:
         if first := first_difference(quantities):
             text = f"the runs first differ at step {number} in {first}"
             columns = ("quantity", str(one), str(other), "distance", "verdict")
-            return Verdict(text, good=False, columns=columns, rows=[_row(each) for each in quantities])
+            return ReplayVerdict(text, good=False, columns=columns, rows=[_row(each) for each in quantities])
     lengths = f" (of {len(runs[0].steps)} and {len(runs[1].steps)})" if runs[0].steps != runs[1].steps else ""
-    return Verdict(f"equal: {len(common)} common recorded steps{lengths} have the same bits", good=True)
+    return ReplayVerdict(f"equal: {len(common)} common recorded steps{lengths} have the same bits", good=True)
 
 
 @contextmanager

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from areal_like.per_token import KeptIds
 
 from areal_like.capabilities.replay.arrays import to_arrays
 from areal_like.capabilities.replay.digests import Digest, digest
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, state_arrays, write_step
 from areal_like.checkpoint.journal import Journal, Step
-from areal_like.types import FinishReason, Node, TopIds, Trajectory
+from areal_like.columns import Ragged
+from areal_like.types import FinishReason, Node, Trajectory
 
 STALENESS = 2
 CONFIG = {"rollout": {"max_head_offpolicyness": STALENESS}}
@@ -29,14 +29,15 @@ def trajectory(
     versions = np.sort(rng.integers(oldest, step, tokens - shown)).astype(np.int32)
     others: dict[str, Any] = {}
     if whole:
-        kept = KeptIds.from_lists([list(range(int(rng.integers(0, 4)))) for _ in range(tokens)])
-        others = {
+        kept = Ragged.from_lists([list(range(int(rng.integers(0, 4)))) for _ in range(tokens)])
+        columns = {
             "routes": np.argsort(rng.random((tokens, 2, 6)), axis=-1)[..., :2].astype(np.uint8),
             "kept": kept,
-            "teacher_top": TopIds(
-                rng.integers(0, 99, (tokens, 3)).astype(np.int32), rng.random((tokens, 3), np.float32)
-            ),
+            "teacher_ids": rng.integers(0, 99, (tokens, 3)).astype(np.int32),
             "turn_states": rng.integers(0, 2**40, tokens),
+        }
+        others = {
+            "columns": columns,
             "images": (b"picture", b"another"),
             "nodes": (Node(0, None, 20, 15), Node(1, 0, 40, 20)),
             "reward_parts": {"format": 0.1, "answer": float("nan")},

@@ -118,9 +118,9 @@ def test_a_rank_with_another_seed_is_named(run):
 
 def test_the_same_expert_twice_is_named(run):
     trajectories = batch(STEP, tokens=LONG)
-    routes = trajectories[4].routes.copy()
+    routes = trajectories[4].columns["routes"].copy()
     routes[50, 1, 0] = routes[50, 1, 1]
-    trajectories[4] = replace(trajectories[4], routes=routes)
+    trajectories[4] = replace(trajectories[4], columns={**trajectories[4].columns, "routes": routes})
     (fault,) = wrong(run, trajectories)
     assert "layer 1 has the same expert twice" in fault
 

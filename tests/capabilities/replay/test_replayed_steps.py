@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from areal_like.capabilities.replay.arrays import to_arrays
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, path_of, write_step
-from areal_like.capabilities.replay.verdicts import Verdict, ask, audit, compare_runs, counterfactual, verify
+from areal_like.capabilities.replay.verdicts import ReplayVerdict, ask, audit, compare_runs, counterfactual, verify
 from areal_like.checkpoint.journal import count_steps
 from areal_like.errors import CheckpointError
 from areal_like.types import Trajectory
@@ -68,7 +68,7 @@ def run(tmp_path_factory):
     return finish(folder)
 
 
-def replayed(run: Path, first: int, last: int, *overrides: str, log_probs: bool = False) -> Verdict:
+def replayed(run: Path, first: int, last: int, *overrides: str, log_probs: bool = False) -> ReplayVerdict:
     return asyncio.run(verify(ask(run, first, last, overrides, lambda text: None), log_probs=log_probs))
 
 
