@@ -28,7 +28,7 @@ from areal_like.weights.sync import WeightSync
 class Known:
     """Everything that is known before the start; None, or an empty value, where another finding has the reason.
 
-    `algorithms` and `prompts` are those of each adapter, or those of the run under "".
+    `algorithms` and `prompts` stand by adapter, or under "" for a run with one policy.
     """
 
     config: RunConfig
@@ -51,7 +51,7 @@ class Known:
 class Started:
     """A run whose processes have started, as hooks see it.
 
-    `jobs` and `policies` are the parts and trainers of adapters by name, or those of the run under "". Every host reads
+    `jobs` and `policies` are the parts and trainers of adapters by name, or of the run under "". Every host reads
     `shared_dir`. `resumed` is the version of the checkpoint that the run resumes from, None for a new run.
     """
 
@@ -73,7 +73,8 @@ class Started:
 class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
-    `hook` makes what the loop calls, and `stream` the prompts in their order, each None where the run has none of it.
+    `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
+    none of it.
     `uses_reference` tells whether a run needs the section `ref` for it.
     """
 

@@ -45,8 +45,8 @@ class Prompt:
     `sample_id` is the row's number in the dataset, `row` the row with all of its columns, `answer` its reference answer
     ("" where it has none). `tokens` are the prompt as it is generated from. `dataset` names the set of a mixture that
     it is from, "" for the one at `path`. `messages()` is the
-    conversation that the tokens are of. `images` are those of the tokens, which have one image token for each part of
-    each image.
+    conversation that the tokens are of. `images` belong to the tokens, which have one image token for each part of each
+    image.
     """
 
     sample_id: int
@@ -80,8 +80,8 @@ class Reward:
 class Node:
     """A node in the tree of a group: a turn's answer, or a part of a response between two branching points.
 
-    `number` names it in its group and is larger than that of its `parent`, the node that it continues, None for a
-    root. Its `tokens` are the last ones before `end` in the trajectory.
+    `number` names it in its group and is larger than its `parent`'s, the node that it continues, None for a root. Its
+    `tokens` are the last ones before `end` in the trajectory.
     """
 
     number: int
@@ -95,7 +95,7 @@ class Trajectory:
     """A prompt and one response to it.
 
     Shapes: `tokens`, `logprobs`, `versions` are `[tokens]`. `versions` is the weight version that generated each token,
-    and -1 where no model did, as in the prompt; what was generated is what is trained on, and never empty. `logprobs`
+    and -1 where no model did, as in the prompt; each generated token is trained, and there is at least one. `logprobs`
     are the behaviour policy's (temperature applied), 0 where nothing was generated. `reward` is None when it is missing
     (a timed-out or crashed verifier); `reward_parts` are recorded beside it. `sample` numbers the episodes of a group;
     one with several conversations gives several trajectories. `columns` are further values of each token
@@ -136,7 +136,7 @@ class Trajectory:
 
 
 def generated_in(trajectories: Sequence[Trajectory]) -> int:
-    """Return how many tokens of trajectories the servers generated: those of data have no log-prob (Rollout.given)."""
+    """Return how many tokens of trajectories the servers generated: tokens of data have no log-prob (Rollout.given)."""
     return sum(int(np.count_nonzero(item.generated & ~np.isnan(item.logprobs))) for item in trajectories)
 
 
@@ -156,7 +156,7 @@ class Batch:
     `lengths` is `[sequences]`; `tokens` and each column of `fields` are `[tokens, …]`, tokens = sum(lengths).
     `fields["loss_mask"]` is 1 where a token is trained on. `fields["loss_weights"]` says how much each one's
     loss counts in the mean over these tokens; without it all count the same. Other fields are the trajectories' columns
-    and the inputs of the loss. `images` are those of each sequence, None where no sequence has any.
+    and the inputs of the loss. `images` has the images of each sequence, None where no sequence has any.
     """
 
     lengths: Ints

@@ -1,4 +1,4 @@
-"""Fields of requests that are ignored: inert ones, and those of `episode.ignored_fields`.
+"""Fields of requests that are ignored: inert ones, and the fields named in `episode.ignored_fields`.
 
 Clients send many fields that do not change the tokens of an answer, and the defaults of hosted and local servers. They
 are ignored in all three APIs, so that agents train as they are. Every other unknown field is rejected by name.
@@ -61,7 +61,7 @@ DEFAULTS: Mapping[str, tuple[Any, str]] = {
 
 
 def without_ignored(fields: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a request without those of `episode.ignored_fields`; `a.b` is the field `b` in `a`."""
+    """Return the fields of a request without the ones in `episode.ignored_fields`; `a.b` is the field `b` in `a`."""
     kept = dict(fields)
     for name in ignored:
         first, _, rest = name.partition(".")

@@ -36,13 +36,13 @@ def audit_step(step: StepFile, line: Step, config: Mapping[str, Any]) -> Iterato
     yield from changed
     yield from _groups(step, line)
     yield from _seeds(step)
-    if not changed:  # each of which has its reason
+    if not changed:  # each change has a reason of its own
         yield from _versions(step, config)
         yield from _routes(step)
 
 
 def _changes(step: StepFile) -> Iterator[str]:
-    """Yield arrays that are not what was written; a single changed value is named with what it was."""
+    """Yield arrays that changed since they were written; a single changed value is named with its old value."""
     for name, expected in step.about["digests"].items():
         array = step.arrays.get(name)
         if array is None:
@@ -77,7 +77,7 @@ def _groups(step: StepFile, line: Step) -> Iterator[str]:
 
 
 def _seeds(step: StepFile) -> Iterator[str]:
-    """Yield ranks whose random generators began with another seed than those of the other ranks."""
+    """Yield ranks whose random generators began with another seed than the other ranks."""
     for role, seeds in step.about["seeds"].items():
         usual = int(step.about["seed"])
         for rank, seed in enumerate(seeds):

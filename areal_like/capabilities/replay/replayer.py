@@ -1,6 +1,6 @@
 """Computes recorded steps again: the run's trainers without servers, from its nearest checkpoint.
 
-The steps go through the loop's own `train_step`, and what they give is described as the recorder describes it, so a
+The steps go through the loop's own `train_step`, and their results are described as the recorder describes them, so a
 replayed step is compared with the recorded one as two recorded steps are.
 """
 
@@ -106,9 +106,9 @@ class Replay:
     _baselines: dict[int, float] = field(default_factory=dict)
 
     async def step(self, recorded: StepFile) -> StepFile:
-        """Train a recorded step; return what the recorder would have written."""
+        """Train a recorded step; return the file that the recorder would have written."""
         trajectories = [item for item in recorded.trajectories() if self.keep(item, self.version)]
-        shares = {name: Share(own) for name, own in split(trajectories, self.policies).items()}
+        shares = {name: Share(own) for name, own in split(list(trajectories), self.policies).items()}
         step = TrainingStep(self.version, trajectories, shares)
         for name, share in shares.items():
             models = replace(self.models, baselines=_baselines(recorded, name))
@@ -124,7 +124,7 @@ class Replay:
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> Floats:
         """Return the log-probs of trajectories with the present weights of their policies."""
         parts: dict[int, Floats] = {}
-        for name, own in split(trajectories, self.policies).items():
+        for name, own in split(list(trajectories), self.policies).items():
             policy, ends = self.policies[name], np.cumsum([len(item.tokens) for item in own])
             if own:
                 batch, temperature = batch_of(own, self.version), policy.config.gconfig.temperature
@@ -134,7 +134,7 @@ class Replay:
 
 
 def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:
-    """Return the baselines that the run used; a trajectory's baseline is that of its group's prompt."""
+    """Return the baselines that the run used; a trajectory has the baseline of its group's prompt."""
     key = f"inputs/{name}/baselines" if name else "inputs/baselines"
 
     def find(groups: Any) -> Floats:

@@ -156,19 +156,21 @@ async def _check_loaded(replay: Replay, run: RecordedRun, place: ReplayStart) ->
     """Compare the loaded checkpoint with the state that the run had; raise CheckpointError, which names the tensor."""
     if place.version not in run.steps or place.checkpoint is None:
         return
-    recorded = run.step(place.version).file
+    recorded = run.step(place.version).file.states()
     states, _ = await measure(replay.trainers)
-    for role, ranks in recorded.states().items():
-        for rank, (own, other) in enumerate(zip(ranks, states[role], strict=True)):
-            for part, digests in own.items():
-                for number, (one, two) in enumerate(zip(digests, other[part], strict=True)):
-                    if one != two:
-                        names = (await replay.trainers[role].apply(name_weights, phase="names"))[rank]
-                        which = names[number] if part == "params" else f"optimizer state {number}"
-                        raise CheckpointError(
-                            f"{place} is damaged: {which} of {role} rank {rank} is not what the run had after step "
-                            f"{place.version}. Restore it from a backup, or move it away: an earlier one is used then"
-                        )
+    for role, trainer in replay.trainers.items():
+        for rank, (own, other) in enumerate(zip(recorded.get(role, ()), states.get(role, ()), strict=True)):
+            pairs = ((part, enumerate(zip(digests, other[part], strict=True))) for part, digests in own.items())
+            wrong = [(part, number) for part, both in pairs for number, (one, two) in both if one != two]
+            if not wrong:
+                continue
+            part, number = wrong[0]
+            names = (await trainer.apply(name_weights, phase="names"))[rank]
+            which = names[number] if part == "params" else f"optimizer state {number}"
+            raise CheckpointError(
+                f"{place} is damaged: {which} of {role} rank {rank} differs from the state of the run after step "
+                f"{place.version}. Restore it from a backup, or move it away: an earlier one is used then"
+            )
 
 
 async def counterfactual(asked: ReplayRequest, max_staleness: int | None) -> ReplayVerdict:
@@ -269,7 +271,8 @@ def compare_runs(one: Path, other: Path) -> ReplayVerdict:
             run.step(1)
         raise CheckpointError(f"{one} and {other} have no recorded step in common")
     for number in common:
-        quantities = compare(*(run.step(number).file for run in runs))
+        first_file, second_file = (run.step(number).file for run in runs)
+        quantities = compare(first_file, second_file)
         if first := first_difference(quantities):
             text = f"the runs first differ at step {number} in {first}"
             columns = ("quantity", str(one), str(other), "distance", "verdict")

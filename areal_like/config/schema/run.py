@@ -1,4 +1,4 @@
-"""The root of the tree, and what follows from several of its sections."""
+"""The root of the tree, and values that follow from several of its sections."""
 
 import math
 from collections.abc import Mapping
@@ -119,13 +119,13 @@ class RunConfig(Section):
 
     @property
     def prompts_per_step(self) -> int:
-        """Prompts of a training step, those of all adapters."""
+        """Prompts of a training step, of all adapters together."""
         each = self.adapted.values() or (self,)
         return sum(config.train_dataset.batch_size for config in each)
 
     @property
     def spare_groups(self) -> int:
-        """Groups that may start beyond those that are trained."""
+        """Groups that may start beyond the trained ones."""
         return math.ceil(self.rollout.oversampling * self.train_dataset.batch_size)
 
     @property
@@ -202,7 +202,7 @@ class RunConfig(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of what is trained on: a prompt and its response, or a trajectory of `workflow`."""
+        """Most tokens of a trained sequence: a prompt and its response, or a trajectory of `workflow`."""
         if self.adapted:
             return max(config.longest_sequence for config in self.adapted.values())
         if "workflow" in self.workflows and self.episode.max_tokens is not None:
@@ -257,7 +257,7 @@ class RunConfig(Section):
 
     @property
     def longest_generated(self) -> int:
-        """Most tokens of a prompt and its response, those that are only evaluated included."""
+        """Most tokens of a prompt and its response, evaluation prompts included."""
         evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
         played = self.episode.max_tokens or 0 if self.workflows else 0
         return max(self.longest_sequence, *evaluated, played)
@@ -269,7 +269,7 @@ class RunConfig(Section):
 
 
 def evaluation_name(adapter: str, name: str) -> str:
-    """Return the name of an adapter's evaluation set among those of all adapters."""
+    """Return the name of an adapter's evaluation set among the sets of all adapters."""
     return adapter if name == "valid_dataset" else f"{adapter}.{name}"
 
 

@@ -83,6 +83,7 @@ def updating_scheduler() -> type:
     import torch
 
     class UpdatingScheduler(labelling_scheduler()):  # type: ignore[misc]
+        version: str
         rewinds = 0  # times that a version followed a later one
 
         def process_input_requests(self, requests: Any) -> None:
