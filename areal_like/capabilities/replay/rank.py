@@ -24,12 +24,6 @@ def describe_state(engine: BaseEngine) -> dict[str, Any]:
         return {"seed": torch.initial_seed(), "parts": {part: _as_numbers(found) for part, found in sums.items()}}
 
 
-def read_word(engine: BaseEngine, part: str, number: int, place: int) -> int:
-    """Return the bits of one word of a tensor of the state."""
-    with engine.state() as state:
-        return int(_words(state[part][number])[place]) & 0xFFFFFFFF
-
-
 def name_weights(engine: BaseEngine) -> list[str]:
     """Return the names of the weights, in the order of `describe_state`."""
     return [name for model in engine.models for name, _ in model.named_parameters()]

@@ -124,7 +124,7 @@ class Replay:
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> Floats:
         """Return the log-probs of trajectories with the present weights of their policies."""
         parts: dict[int, Floats] = {}
-        for name, own in split(trajectories, self.policies).items():
+        for name, own in split(list(trajectories), self.policies).items():
             policy, ends = self.policies[name], np.cumsum([len(item.tokens) for item in own])
             if own:
                 batch, temperature = batch_of(own, self.version), policy.config.gconfig.temperature
