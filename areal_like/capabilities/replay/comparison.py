@@ -95,9 +95,9 @@ def _array(name: str, ours: NDArray[Any], theirs: NDArray[Any], bounds: Bounds, 
         apart = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
         distance, magnitude = float(np.nanmax(apart)), float(np.nanmax(np.abs(ours)))
     where = describe_place(step, name, place, ours)
-    own, other = (f"{array.reshape(-1)[place]} {where}" for array in (ours, theirs))
+    recorded, found = (f"{array.reshape(-1)[place]} {where}" for array in (ours, theirs))
     agrees = not bounds.exact and bounds.allow(distance, magnitude)
-    return Quantity(name, own, other, agrees=agrees, distance=None if distance == math.inf else distance)
+    return Quantity(name, recorded, found, agrees, None if distance == math.inf else distance)
 
 
 def describe_place(step: StepFile, name: str, place: int, array: NDArray[Any]) -> str:

@@ -80,9 +80,9 @@ class Recorder(Hook):
 
 def make_recorder(started: Started) -> Recorder | None:
     """Return the recorder of a run, None without `recover.replay`."""
-    section = started.job.config.recover
-    keys = with_keys(section, ReplayKeys)
-    return Recorder(started, keys.replay_keep) if keys.replay and section.mode != "off" else None
+    recover = started.job.config.recover
+    keys = with_keys(recover, ReplayKeys)
+    return Recorder(started, keys.replay_keep) if keys.replay and recover.mode != "off" else None
 
 
 async def measure(trainers: Mapping[Any, Any]) -> tuple[dict[str, list[Any]], dict[str, list[int]]]:

@@ -159,18 +159,22 @@ async def _check_loaded(replay: Replay, run: RecordedRun, place: ReplayStart) ->
     recorded = run.step(place.version).file.states()
     states, _ = await measure(replay.trainers)
     for role, trainer in replay.trainers.items():
-        for rank, (own, other) in enumerate(zip(recorded.get(role, ()), states.get(role, ()), strict=True)):
-            pairs = ((part, enumerate(zip(digests, other[part], strict=True))) for part, digests in own.items())
-            wrong = [(part, number) for part, both in pairs for number, (one, two) in both if one != two]
-            if not wrong:
-                continue
-            part, number = wrong[0]
+        for rank, part, number in _find_changed(recorded.states().get(role, []), states[role]):
             names = (await trainer.apply(name_weights, phase="names"))[rank]
             which = names[number] if part == "params" else f"optimizer state {number}"
             raise CheckpointError(
                 f"{place} is damaged: {which} of {role} rank {rank} differs from the state of the run after step "
                 f"{place.version}. Restore it from a backup, or move it away: an earlier one is used then"
             )
+
+
+def _find_changed(recorded: Any, loaded: Any) -> Iterator[tuple[int, str, int]]:
+    """Yield rank, part and number of each tensor with another digest."""
+    for rank, (own, other) in enumerate(zip(recorded, loaded, strict=False)):
+        for part, digests in own.items():
+            for number, (one, two) in enumerate(zip(digests, other[part], strict=False)):
+                if one != two:
+                    yield rank, part, number
 
 
 async def counterfactual(asked: ReplayRequest, max_staleness: int | None) -> ReplayVerdict:
@@ -271,8 +275,7 @@ def compare_runs(one: Path, other: Path) -> ReplayVerdict:
             run.step(1)
         raise CheckpointError(f"{one} and {other} have no recorded step in common")
     for number in common:
-        first_file, second_file = (run.step(number).file for run in runs)
-        quantities = compare(first_file, second_file)
+        quantities = compare(runs[0].step(number).file, runs[1].step(number).file)
         if first := first_difference(quantities):
             text = f"the runs first differ at step {number} in {first}"
             columns = ("quantity", str(one), str(other), "distance", "verdict")

@@ -48,8 +48,12 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
 
 def finish(folder: Path, *overrides: str) -> Path:
     """Run to the end; the run's directory."""
-    ended = start(folder, *overrides).wait(HUNG_S)
-    assert ended == 0, (folder / "output.txt").read_text()
+    output = folder / "output.txt"
+    for _ in range(3):  # Ray may not start on a machine that is too busy
+        before = output.stat().st_size if output.exists() else 0
+        if (ended := start(folder, *overrides).wait(HUNG_S)) == 0 or "timed out" not in output.read_text()[before:]:
+            break
+    assert ended == 0, output.read_text()
     return folder / "test/run"
 
 
@@ -106,10 +110,9 @@ def test_other_settings_part_from_the_run(run):
     asked = ask(run, 7, STEPS, ["actor.optimizer.lr=0.01"], lambda text: None)
     verdict = asyncio.run(counterfactual(asked, None))
     assert verdict.text.startswith("the runs part at step 7, first in "), verdict
-    (_, *first), (_, *second) = verdict.rows
-    assert first[0] == first[1], "the loss of the first step is of the same weights"
-    assert second[0] != second[1]
-    assert 0 < float(first[-1]) < float(second[-1])
+    for row in verdict.rows:
+        assert row[1] != row[2], "the loss, of which the second mini-batch sees other weights"
+        assert float(row[-1]) > 0, "the divergence"
 
 
 def test_old_samples_can_be_left_out(run):
