@@ -159,7 +159,7 @@ async def _check_loaded(replay: Replay, run: RecordedRun, place: ReplayStart) ->
     recorded = run.step(place.version).file.states()
     states, _ = await measure(replay.trainers)
     for role, trainer in replay.trainers.items():
-        for rank, part, number in _find_changed(recorded.states().get(role, []), states[role]):
+        for rank, part, number in _find_changed(recorded.get(role, []), states[role]):
             names = (await trainer.apply(name_weights, phase="names"))[rank]
             which = names[number] if part == "params" else f"optimizer state {number}"
             raise CheckpointError(
