@@ -12,6 +12,7 @@ LAUNCH_TP = 0.9e-3
 LAUNCH_CP = 2.4e-3
 LAUNCH_MOE = 14.2e-3
 LAUNCH_EXPERT = 0.21e-3
+LAUNCH_GROUPED = 5.0e-3  # instead of both, where one kernel computes all experts; benchmarks/results/experts_h200.json
 # The share of the shorter of launching and computing that is not hidden with experts: the host waits for the numbers of
 # their tokens in every layer.
 WAITS = 0.5

@@ -7,7 +7,7 @@ The table has predicted beside measured step times. A step is the log-prob pass,
 step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation. The rows of
 benchmarks.trainer_throughput have one shape each.
 
-In all rows each expert had kernels of its own, so they are predicted so. In rows that are not of RECENT, Transformer
+In the other rows than those of `settings` each expert had kernels of its own, so they are predicted so. In rows that are not of RECENT, Transformer
 Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls of compiled functions
 made launching EARLIER times as long, on one GPU as on four.
 """
@@ -38,6 +38,7 @@ MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
 RECENT, EARLIER = "638b50d5f9", 1.64
 _LAUNCHES = ("LAUNCH", "LAUNCH_TP", "LAUNCH_CP", "LAUNCH_MOE", "LAUNCH_EXPERT")
 _MEASURED_GPU = replace(GPUS["h200"], groups_experts=False)
+_PASSES = {"step": "seconds", "log_probs": "log_probs"}
 _EXPERTS = memory.SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
 # Shape, recomputation, tokens of a micro-batch, and the trained share of tokens of files of trainer_throughput.
 THROUGHPUT: dict[str, tuple[dict[str, Any], dict[str, Any], int, float]] = {
@@ -72,7 +73,13 @@ def time_planner() -> None:
         print(results[-1])
     save(
         "planner",
-        {"unit": "CPU seconds", "cases": results, "measured": measured(MEASURED), "throughput": throughputs()},
+        {
+            "unit": "CPU seconds",
+            "cases": results,
+            "measured": measured(MEASURED),
+            "throughput": throughputs(),
+            "settings": settings(),
+        },
     )
 
 
@@ -98,6 +105,26 @@ def throughputs() -> list[dict[str, Any]]:
         case |= {"tokens_per_step": total, "length": 1344, "trained": trained, "recent": found["commit"] == RECENT}
         case |= {"step_seconds": total / speed["engine"], "log_probs_seconds": total / speed["log_probs"]}
         rows.append({"name": name, **row(case)})
+    return rows
+
+
+def settings() -> list[dict[str, Any]]:
+    """Rows of benchmarks.expert_settings in which one kernel computed all experts of a layer."""
+    found = json.loads((MEASURED.parent / "experts_h200.json").read_text())
+    recomputed = {
+        "": {},
+        "full": memory.FULL,
+        "experts": {"recompute_granularity": "selective", "recompute_modules": ("moe",)},
+    }
+    rows = []
+    for name, arm in found["arms"].items():
+        total, trained = found["tokens_per_step"], found["trained_tokens_per_step"] / found["tokens_per_step"]
+        case = {"shape": _EXPERTS, "recompute": recomputed[arm["recompute"]], "tokens": arm["tokens"]}
+        case |= {"tokens_per_step": total, "length": 1344, "trained": trained, "recent": True, "layout": "megatron:d1"}
+        case |= {f"{part}_seconds": statistics.median(arm[key]) for part, key in _PASSES.items()}
+        if arm["grouped"]:
+            with patch(f"{__name__}._MEASURED_GPU", GPUS["h200"]):
+                rows.append({"name": name, **row(case)})
     return rows
 
 

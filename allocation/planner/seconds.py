@@ -132,7 +132,7 @@ def _launch_seconds(task: Task, s: ParallelSizes, megatron: MegatronSettings) ->
     model, layers = task.model, largest_stage(task.model, s, megatron)[1]
     with_experts = layers * (1 - len(model.dense_layers) / model.layers) if model.experts else 0
     grouped = task.gpu.groups_experts and task.dtype == "bfloat16"
-    each = eff.LAUNCH_MOE + (0 if grouped else eff.LAUNCH_EXPERT * model.experts / s.ep)
+    each = eff.LAUNCH_GROUPED if grouped else eff.LAUNCH_MOE + eff.LAUNCH_EXPERT * model.experts / s.ep
     dense = layers * (eff.LAUNCH + eff.LAUNCH_TP * (s.tp > 1) + eff.LAUNCH_CP * (s.cp > 1))
     experts = with_experts * each
     if megatron.recompute_granularity == "full":

@@ -17,7 +17,7 @@ import ray_victims  # by this name workers find its class
 
 import allocation
 from allocation import Device
-from areal_like.cluster.run import Cluster, run_cluster
+from areal_like.cluster.run import RunCluster, run_cluster
 from areal_like.config.schema import SchedulerConfig
 from areal_like.errors import RunError
 
@@ -42,7 +42,7 @@ def kill_at_start(victim: str) -> None:
     found[0].kill()
 
 
-async def work(cluster: Cluster, victim: str) -> None:
+async def work(cluster: RunCluster, victim: str) -> None:
     ranks = await cluster.start_group("actor", ray_victims.Rank, [(Device(0, 0),)], lambda *_: {}, call_timeout_s=3600)
     working = asyncio.create_task(ranks.call_one(0, "hang", phase="work"))
     await asyncio.sleep(2)

@@ -144,14 +144,14 @@ def test_a_row_is_named_with_its_own_file_and_images_are_beside_it(tmp_path):
     [
         ("a.jsonl", lines("1").decode().encode("utf-16"), "UTF-16 text"),
         ("a.json", '[{"question": "1"}]'.encode("utf-16-be"), "UTF-16-BE text"),
-        ("a.jsonl.gz", gzip.compress(lines("1").decode().encode("utf-32")), "UTF-32 text"),
+        ("a.jsonl.gz", gzip.compress(lines("1").decode().encode("utf-32"), mtime=0), "UTF-32 text"),
         ("a.jsonl", lines("1") + '{"question": "é"}'.encode("latin-1"), "line 2 is not UTF-8"),
         ("a.jsonl", b'[{"question": "1"}]', "line 1 is not an object.*name a list of objects .json"),
         ("a.json", b'[{"question": "1"},]', "is not JSON"),
         ("a.json", b'[{"question": "1"}, 5]', "row 2 is not an object"),
         ("a.json", b"5", "row 1 is not an object"),
         ("a.jsonl.gz", lines("1"), "not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(lines(*"123456789"))[:-9], "not a whole gzip file"),
+        ("a.jsonl.gz", gzip.compress(lines(*"123456789"), mtime=0)[:-9], "not a whole gzip file"),
     ],
 )
 def test_text_that_is_not_json_in_utf_8_is_named(tmp_path, name, data, words):

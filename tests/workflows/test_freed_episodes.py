@@ -26,7 +26,7 @@ from areal_like.runtime import workers
 from areal_like.runtime.descendants import resident_bytes
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Limits
+from areal_like.runtime.remote import WorkerLimits
 from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
@@ -138,7 +138,7 @@ def test_replaced_workers_leave_no_cycle(no_collections: None) -> None:
 
     async def main() -> list[int]:
         found = []
-        async with UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print) as processes:
+        async with UserProcesses(ENTRY, pickle.dumps([]), WorkerLimits(1, 1, 60.0), print) as processes:
             own = processes._workers
             for _ in range(4):
                 while not (own.all and all(worker.ready for worker in own.all)):
