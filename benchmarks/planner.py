@@ -7,9 +7,9 @@ The table has predicted beside measured step times. A step is the log-prob pass,
 step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation. The rows of
 benchmarks.trainer_throughput have one shape each.
 
-In the other rows than those of `settings` each expert had kernels of its own, so they are predicted so. In rows that are not of RECENT, Transformer
-Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls of compiled functions
-made launching EARLIER times as long, on one GPU as on four.
+In all rows but those of `settings`, each expert had kernels of its own, so they are predicted so. In rows that are not
+of RECENT, Transformer Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls
+of compiled functions made launching EARLIER times as long, on one GPU as on four.
 """
 
 from __future__ import annotations
