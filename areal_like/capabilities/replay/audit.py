@@ -16,16 +16,21 @@ from areal_like.errors import CheckpointError
 
 
 def audit_run(run: RecordedRun, config: Mapping[str, Any], steps: list[int]) -> Iterator[str]:
-    """Yield the faults in some recorded steps of a run and in its checkpoints."""
+    """Yield the faults in some recorded steps of a run and in all of its checkpoints."""
+    yield from audit_steps(run, config, steps)
+    for checkpoint in checkpoints(run.directory):
+        try:
+            check_checkpoint(checkpoint)
+        except CheckpointError as error:
+            yield str(error)
+
+
+def audit_steps(run: RecordedRun, config: Mapping[str, Any], steps: list[int]) -> Iterator[str]:
+    """Yield the faults in some recorded steps of a run."""
     lines = {line.version: line for line in run.journal}
     for step in steps:
         try:
             yield from audit_step(run.step(step).file, lines[step], config)
-        except CheckpointError as error:
-            yield str(error)
-    for checkpoint in checkpoints(run.directory):
-        try:
-            check_checkpoint(checkpoint)
         except CheckpointError as error:
             yield str(error)
 

@@ -57,6 +57,7 @@ class ReplayStart:
 
     version: int = 0
     checkpoint: Checkpoint | None = None
+    damaged: Sequence[str] = ()  # the problems of nearer checkpoints
 
     def __str__(self) -> str:
         return str(self.checkpoint.path) if self.checkpoint else "the beginning of the run"
@@ -74,15 +75,15 @@ def find_place(run: RecordedRun, step: int) -> ReplayStart:
         except CheckpointError as error:
             damaged.append(str(error))
             continue
-        return _complete(run, ReplayStart(found.state.version, found), step, damaged)
-    return _complete(run, ReplayStart(), step, damaged)
+        return _complete(run, ReplayStart(found.state.version, found, damaged), step)
+    return _complete(run, ReplayStart(damaged=damaged), step)
 
 
-def _complete(run: RecordedRun, place: ReplayStart, step: int, damaged: Sequence[str]) -> ReplayStart:
+def _complete(run: RecordedRun, place: ReplayStart, step: int) -> ReplayStart:
     """Return a place if every step between it and a step is recorded."""
     lacking = [each for each in range(place.version + 1, step) if each not in run.steps]
     if lacking:
-        reason = "".join(f"{problem}. " for problem in damaged)
+        reason = "".join(f"{problem}. " for problem in place.damaged)
         raise CheckpointError(
             f"{reason}step {step} cannot be computed: the nearest checkpoint before it is {place}, and "
             f"{len(lacking)} steps in between are not recorded (the first is step {lacking[0]}). Set "

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.capabilities.replay.audit import audit_run
+from areal_like.capabilities.replay.audit import audit_run, audit_steps
 from areal_like.capabilities.replay.comparison import EXACT, Bounds, Quantity, compare, first_difference, rounding
 from areal_like.capabilities.replay.log_prob_check import LogProbCheck
 from areal_like.capabilities.replay.rank import name_weights
@@ -93,7 +93,7 @@ async def verify(asked: ReplayRequest, *, log_probs: bool = False) -> ReplayVerd
     # tokens are scored with the weights of their versions, so the replay passes the oldest of them
     place = find_place(run, max(1, asked.first - staleness) if log_probs else asked.first)
     between = [run.describe(number) for number in range(place.version + 1, asked.last + 1)]
-    faults = list(audit_run(run, config, [each["step"] for each in between]))
+    faults = list(audit_steps(run, config, [each["step"] for each in between]))
     with _scratch(run) as scratch:
         job = make_job(run, asked.layout, scratch, int(between[-1]["total_steps"]))
         warnings = compare_settings(between, job)
@@ -110,7 +110,7 @@ async def verify(asked: ReplayRequest, *, log_probs: bool = False) -> ReplayVerd
                 recorded = run.step(replay.version + 1).file
                 found.append((recorded.step, compare(recorded, await replay.step(recorded), bounds)))
                 asked.say(f"step {recorded.step}: {_agreement(found[-1][1], bounds)}")
-    return _verdict(found, place, bounds, warnings, [*faults, *check.faults()])
+    return _verdict(found, place, bounds, [*warnings, *place.damaged], [*faults, *check.faults()])
 
 
 def _bounds(job: Job, steps: int) -> Bounds:
