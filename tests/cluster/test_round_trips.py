@@ -118,7 +118,7 @@ def simulated_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         (ray, "kill", lambda *_, **__: None),
         (ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="10.0.0.0:6379", get_node_id=lambda: "0")),
         (cluster_run, "accepts", refuse),
-        (nodes, "Probe", type("Probe", (), {"find_unreachable": lambda *_: []})),
+        (nodes, "NodeProbe", type("NodeProbe", (), {"find_unreachable": lambda *_: []})),
     ):
         monkeypatch.setattr(module, name, stand_in)
 
