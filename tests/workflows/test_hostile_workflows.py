@@ -190,14 +190,14 @@ def sleeping(seconds: str) -> list[int]:
 KILLED = """
 import asyncio, os, pickle, signal, sys
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.remote import Attempt, Limits
+from areal_like.runtime.remote import CallStart, WorkerLimits
 from areal_like.runtime.user_code import Portable
 from areal_like.workflows.playing import ENTRY, Episode, pack_call
 
 async def main():
-    async with UserProcesses(ENTRY, pickle.dumps([]), Limits(1, 1, 60.0), print) as processes:
+    async with UserProcesses(ENTRY, pickle.dumps([]), WorkerLimits(1, 1, 60.0), print) as processes:
         call = pack_call(Episode(Portable(sys.argv[1], None), {}, "key", None))
-        print(await processes.call(lambda: Attempt(call, None), 60.0))
+        print(await processes.call(lambda: CallStart(call, None), 60.0))
         os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
