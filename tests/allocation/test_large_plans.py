@@ -79,7 +79,7 @@ def test_the_largest_models_have_plans_whose_memory_is_that_of_a_count_by_hand(m
     every = (layouts_of(asked, n, best_servers(asked, asked.cluster.n_gpus - n, SHARE), None) for n in gpus(asked))
     plain = (one for choices in every for one in choices if one.trainer.megatron == with_ends(FULL, one.trainer.ends))
     choices = list(islice(plain, 8))
-    assert len(choices) >= 4
+    assert len(choices) >= 2  # others recompute less
     for choice in choices:
         sizes, megatron = choice.trainer.sizes, choice.trainer.megatron
         of_trainer = footprint_of("actor", "megatron", sizes, asked.work(megatron))
