@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("synthetic_run.py")
 STEPS, KILLED = 8, 5
 
+pytestmark = pytest.mark.long
+
 
 def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     """The command of a run; it resumes one that was killed."""
@@ -91,7 +93,6 @@ def test_a_step_is_computed_from_the_nearest_checkpoint(run):
     assert {row[0] for row in verdict.rows} >= {"loss", "grad_norm", "actor weights", "actor optimizer state"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("layout", ["megatron:d1", "megatron:t2"])
 def test_another_layout_agrees_up_to_rounding(run, layout):
     verdict = replayed(run, 7, STEPS, f"actor.backend={layout}")
@@ -100,7 +101,6 @@ def test_another_layout_agrees_up_to_rounding(run, layout):
     assert any("is replayed as" in text for text in verdict.warnings)
 
 
-@pytest.mark.long
 def test_fsdp_has_the_same_bits(tmp_path):
     run = finish(tmp_path, "actor.backend=fsdp:d2", "total_train_steps=3")
     verdict = replayed(run, 1, 3)
@@ -108,7 +108,6 @@ def test_fsdp_has_the_same_bits(tmp_path):
     assert verdict.text.startswith("equal: steps 1 to 3")
 
 
-@pytest.mark.long
 def test_other_settings_part_from_the_run(run):
     asked = ask(run, 7, STEPS, ["actor.optimizer.lr=0.01"], lambda text: None)
     verdict = asyncio.run(counterfactual(asked, None))
@@ -118,7 +117,6 @@ def test_other_settings_part_from_the_run(run):
         assert float(row[-1]) > 0, "the divergence"
 
 
-@pytest.mark.long
 def test_old_samples_can_be_left_out(run):
     asked = ask(run, 7, 7, [], lambda text: None)
     assert "part at step 7" in asyncio.run(counterfactual(asked, 0)).text
@@ -139,7 +137,6 @@ def plant(run: Path, step: int, change) -> None:
     write_step(open_run(run).folder, whole, {**found.about, "texts": texts})
 
 
-@pytest.mark.long
 def test_a_changed_log_prob_is_named(copied):
     def change(number: int, item: Trajectory) -> Trajectory:
         logprobs = item.logprobs.copy()
@@ -153,7 +150,6 @@ def test_a_changed_log_prob_is_named(copied):
     assert any("step 8: token 6 of trajectory 2" in text and "has a log-prob" in text for text in told), verdict
 
 
-@pytest.mark.long
 def test_a_wrong_version_label_between_right_ones_is_named(copied):
     """All tokens of a sequence have the label of another version in the bound, which only the weights tell."""
     right = int(open_run(copied).step(8).file.trajectories()[1].versions[-1])
@@ -202,7 +198,6 @@ def test_a_flipped_bit_in_a_checkpoint_is_named(copied):
         replayed(copied, 8, 8)
 
 
-@pytest.mark.long
 def test_a_damaged_checkpoint_is_replaced_by_an_earlier_place(copied):
     flip(copied / "recover/step-6")
     verdict = replayed(copied, 8, 8)
