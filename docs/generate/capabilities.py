@@ -28,7 +28,7 @@ def page() -> str:
     for name, module in find_modules("capability"):
         says = (module.__doc__ or "").partition("\n")[0].rstrip(".")
         cells = ", ".join(f"`{key}`" for key in keys.get(name, ()))
-        rows.append(f"| [{name}](../areal_like/capabilities/{name}/) | {says} | {cells} |")
+        rows.append(f"| [{name}](../areal_like/capabilities/{name}/capability.py) | {says} | {cells} |")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
 
