@@ -168,7 +168,8 @@ class Run:
         deadline = time.monotonic() + HUNG_S
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return left
+        undocumented = undocumented_files(self.directory)
+        return [*left, *(f"file {file}, without a row in docs/run.md" for file in undocumented)]
 
     def _left(self) -> list[str]:
         janitors = [
@@ -176,13 +177,11 @@ class Run:
         ]
         observed = [process for process in self._processes.values() if process.is_running()]
         partial = map(str, self.directory.glob("checkpoints/.*"))
-        undocumented = undocumented_files(self.directory)
         files = [str(temporary_directory(self.run_id)), str(self.weights), *partial, *self._memory]
         return [
             *(f"process {process}" for process in {*members(self.run_id), *janitors, *observed}),
             *(f"port {port}" for port, pid in listening().items() if port in self._ports and not self._is_foreign(pid)),
             *(f"file {file}" for file in files if os.path.exists(file)),
-            *(f"file {file}, without a row in docs/run.md" for file in undocumented),
         ]
 
     def _is_foreign(self, pid: int | None) -> bool:

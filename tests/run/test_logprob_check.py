@@ -9,13 +9,13 @@ import pytest
 from running import run
 
 OTHER_ROPE = """
-import json, shutil
+import json, pathlib, shutil
 from areal_like.run import start
 
 original = start.server_arguments
 
 def with_other_rope(config, model, *rest, **options):
-    other = model.with_name("other_model")
+    other = pathlib.Path(__file__).with_name("other_model")
     if not other.exists():
         shutil.copytree(model, other)
         settings = json.loads((other / "config.json").read_text())
