@@ -9,13 +9,13 @@ import pytest
 from running import run
 
 OTHER_ROPE = """
-import json, pathlib, shutil
+import json, shutil
 from areal_like.run import start
 
 original = start.server_arguments
 
 def with_other_rope(config, model, *rest, **options):
-    other = pathlib.Path(__file__).with_name("other_model")
+    other = model.parents[2] / "other_model"  # outside of the run
     if not other.exists():
         shutil.copytree(model, other)
         settings = json.loads((other / "config.json").read_text())
