@@ -288,6 +288,7 @@ def test_a_broken_worker_is_replaced_and_costs_its_own_episodes_alone(name, writ
     with started(WorkerLimits(2, 2, 60.0)) as (processes, said):
         counts = asyncio.run(main(processes))
     failed = sum(n for name, n in counts.items() if name != "episodes/done")
-    assert failed <= 8, (counts, said)  # those in it when it was damaged, of eight in all, and one more
+    # Of eight in it some are past the damage: each that ends well begins the count of failures in a row anew.
+    assert failed <= 2 * 8 + MOST_FAILURES, (counts, said)
     assert failed >= MOST_FAILURES, f"the damage harms no episode: {counts}"
     assert any("episodes of one worker of the workflow all failed" in text for text in said), (counts, said)
