@@ -93,7 +93,7 @@ FAMILIES: dict[str, Family] = {
                        defaults={"first_k_dense_replace": 1, "head_dim": 128}),
 }  # fmt: skip
 _NOT_UNDER_FSDP = ("mimo", "olmo3", "deepseek_v32")
-# Families whose models runs of areal-like train, by backend (areal_like/trainer/megatron/bridges/support.py)
+# Families whose models runs of areal-like train, by backend (areal_like/backends/megatron/bridges/support.py)
 TRAINED = {
     "megatron": (
         "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe",

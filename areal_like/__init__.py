@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
 
         return train
     if not name.startswith("_"):
-        from areal_like.registry import find_modules
+        from areal_like.core.registry import find_modules
 
         for _, module in find_modules("interface"):
             if name in module.INTERFACE:

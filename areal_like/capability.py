@@ -8,20 +8,20 @@ from pathlib import Path
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.algorithms.types import Algorithm
-from areal_like.checkpoint.recovery import Recovery
-from areal_like.config.schema import RunConfig, TrainerRole
-from areal_like.data.stream import PromptStream
+from areal_like.backends.sglang.teacher import Teacher
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.checkpoint.recovery import Recovery
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.hooks import Hook
+from areal_like.core.registry import find_modules
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Device, Prompt
+from areal_like.core.weights.sync import WeightSync
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.hooks import Hook
 from areal_like.job import Job
 from areal_like.metrics.record import Record
-from areal_like.registry import find_modules
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.teacher import Teacher
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Device, Prompt
-from areal_like.weights.sync import WeightSync
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import LoadedConfig, dump, load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import LoadedConfig, dump, load
+from areal_like.core.errors import RunError
 from areal_like.data.end_tokens import describe_end_tokens
-from areal_like.errors import RunError
 from areal_like.job import Job
 from areal_like.launch import check, train
 from areal_like.metrics.console import complain

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from areal_like.registry import find_modules
+from areal_like.core.registry import find_modules
 
 if TYPE_CHECKING:
     from areal_like.metrics.samples import SampleRow
@@ -240,7 +240,7 @@ def _number(value: float | None) -> str:
 @contextmanager
 def _exit_on_error() -> Iterator[None]:
     """Exit with a message if the body cannot read or write the files of a run."""
-    from areal_like.errors import RunError
+    from areal_like.core.errors import RunError
 
     try:
         yield
@@ -386,7 +386,7 @@ def explain_code(
       areal-like explain-code ALLOC-HEADS
     """
     from allocation.codes import UnknownCode, find
-    from areal_like.config.codes import explanations
+    from areal_like.core.config.codes import explanations
 
     try:
         typer.echo(find(code, explanations()))

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.algorithms.types import Algorithm
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.routes import RouteShape
+from areal_like.core.types import Device, Prompt
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.routes import RouteShape
-from areal_like.types import Device, Prompt
 
 
 @dataclass(frozen=True)

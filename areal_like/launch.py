@@ -14,17 +14,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import LoadedConfig, load
-from areal_like.config.schema import RunConfig
-from areal_like.errors import RunError
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import LoadedConfig, load
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.errors import RunError
+from areal_like.core.user_code import register
 from areal_like.interop import keys as _keys_of_other_systems  # noqa: F401 - explains them where a key is unknown
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.preflight import preflight
 from areal_like.rewards import worker
 from areal_like.run.assemble import run
-from areal_like.runtime.user_code import register
 
 type Config = str | Path | Mapping[str, Any] | RunConfig | LoadedConfig
 

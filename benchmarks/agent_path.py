@@ -22,17 +22,17 @@ import aiohttp
 import torch
 import typer
 
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.gc_tuning import gc_tuned
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.protocol import Workflow
+from areal_like.core.rollout.single_turn import SingleTurn
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.protocol import Workflow
-from areal_like.runtime.gc_tuning import gc_tuned
-from areal_like.types import Prompt, Reward
 from areal_like.workflows.make import Workflows
-from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version, start_server
 

@@ -33,7 +33,7 @@ import numpy as np
 import typer
 import yaml
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from benchmarks.report import ROOT, circumstances
 

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from areal_like.trainer.device_batch import DeviceBatch
-from areal_like.trainer.fsdp import attention
-from areal_like.trainer.fsdp.engine import FSDPEngine
-from areal_like.trainer.megatron.cpu import cuda as cpu
-from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.types import Batch
+from areal_like.backends.fsdp import attention
+from areal_like.backends.fsdp.engine import FSDPEngine
+from areal_like.backends.megatron.cpu import cuda as cpu
+from areal_like.backends.megatron.engine import MegatronEngine
+from areal_like.core.trainer.device_batch import DeviceBatch
+from areal_like.core.types import Batch
 
 # isort: split
 from megatron.core.packed_seq_params import PackedSeqParams

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.dispatch import Dispatch, PrefixAffinity, QueueEntry
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.dispatch import Dispatch, PrefixAffinity, QueueEntry
 
 BATCH, EVENTS = 512, 20_000
 

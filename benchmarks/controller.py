@@ -45,19 +45,19 @@ import psutil
 import typer
 from aiohttp import web
 
-from areal_like.algorithms.batch import join
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.data.stream import PromptStream
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sample import CHUNK
-from areal_like.rollout.sglang.columns import with_columns
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.labels import LABELS
-from areal_like.runtime.gc_tuning import gc_tuned, release
-from areal_like.types import Prompt, Reward
-from areal_like.workflows.single_turn import SingleTurn
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.sglang.columns import with_columns
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.labels import LABELS
+from areal_like.core.algorithms.batch import join
+from areal_like.core.gc_tuning import gc_tuned, release
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.sample import CHUNK
+from areal_like.core.rollout.single_turn import SingleTurn
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import Prompt, Reward
 from benchmarks.bookkeeping import bookkeeping
 from benchmarks.failing_hosts import Case, compare
 from benchmarks.report import save

@@ -16,8 +16,8 @@ import numpy as np
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
 from benchmarks.report import ROOT
 
 SCRIPT = ROOT / "examples/math/gsm8k_rl.py"

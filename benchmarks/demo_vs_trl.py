@@ -36,7 +36,7 @@ from typing import Annotated
 import typer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from areal_like.config.load import dump, load
+from areal_like.core.config.load import dump, load
 from benchmarks.report import ROOT, save
 
 SCRIPT = ROOT / "examples/math/gsm8k_rl.py"

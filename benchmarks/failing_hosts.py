@@ -18,18 +18,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from areal_like.cluster import heartbeat
-from areal_like.data.stream import PromptStream
-from areal_like.errors import WorkerError
-from areal_like.rollout import pool
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.supervisor import ServerSupervisor
-from areal_like.types import Prompt, Reward
-from areal_like.weights.disk.controller import DiskSync
-from areal_like.weights.sync import SyncSpec, publish
-from areal_like.workflows.single_turn import SingleTurn
+from areal_like.backends.ray import heartbeat
+from areal_like.backends.transports.disk.controller import DiskSync
+from areal_like.core.errors import WorkerError
+from areal_like.core.rollout import pool
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.single_turn import SingleTurn
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import Prompt, Reward
+from areal_like.core.weights.sync import SyncSpec, publish
+from areal_like.run.supervisor import ServerSupervisor
 from benchmarks.simulated_servers import MOST, RUNNING, Network, is_complete
 from benchmarks.simulated_time import simulate
 

@@ -231,7 +231,7 @@ def _all_logits(logits: int, inside: int) -> Item:
 
 
 def described(result: Mapping[str, Any]) -> tuple[ModelSpec, ParallelSizes]:
-    from areal_like.config.schema import InitModelConfig
+    from areal_like.core.config.schema import InitModelConfig
     from areal_like.demo.init_model import model_config
 
     model = from_config(model_config(InitModelConfig(**result["shape"]), "bfloat16"))
@@ -288,8 +288,8 @@ class Rank:
     """One rank: phases, and what they took."""
 
     def __init__(self, case: Case, device: str, folder: Path, work: Path, rank: int) -> None:
-        from areal_like.config.load import load
-        from areal_like.trainer.megatron.engine import MegatronEngine  # before the lock: it takes longest
+        from areal_like.backends.megatron.engine import MegatronEngine  # before the lock: it takes longest
+        from areal_like.core.config.load import load
 
         self.case, self.device, self.rank = case, device, rank
         self.sizes = allocation.compile(case.layout).engines[0].sizes
@@ -300,10 +300,10 @@ class Rank:
         self.make, self.folder, self.work = MegatronEngine, folder, work
 
     def run(self) -> dict[str, Any]:
-        from areal_like.algorithms.losses import decoupled_ppo
-        from areal_like.algorithms.settings import Settings
-        from areal_like.trainer.engine import EngineSpec, LoRA
-        from areal_like.types import LossSpec
+        from areal_like.core.algorithms.losses import decoupled_ppo
+        from areal_like.core.algorithms.settings import Settings
+        from areal_like.core.trainer.engine import EngineSpec, LoRA
+        from areal_like.core.types import LossSpec
 
         model = made_model(SHAPES[self.case.shape], self.folder / self.case.shape, self.device)
         phases: dict[str, dict[str, int]] = {}
@@ -356,8 +356,8 @@ class Rank:
         return value
 
     def meet(self) -> Any:
-        from areal_like.cluster.ports import listen
-        from areal_like.trainer.engine import Rendezvous
+        from areal_like.backends.ray.ports import listen
+        from areal_like.core.trainer.engine import Rendezvous
 
         world, place = self.sizes.dp * self.sizes.per_replica, self.work / "port"
         if self.rank == 0:
@@ -371,7 +371,7 @@ class Rank:
 
     def batch(self) -> Any:
         """Return the case's batch; every token is trained on, which is the most."""
-        from areal_like.types import Batch
+        from areal_like.core.types import Batch
 
         length, rng = min(LENGTH, self.case.tokens), np.random.default_rng(0)
         n = self.case.sequences or 2 * self.case.tokens // length * self.sizes.dp
@@ -388,7 +388,7 @@ class Rank:
         )
 
     def export(self) -> None:
-        from areal_like.weights.collective.rank import CollectiveSender
+        from areal_like.backends.transports.collective.rank import CollectiveSender
 
         sender = CollectiveSender(self.engine, self.rank, "127.0.0.1")
         for number in range(len(sender.layout(MemorySettings().bucket_bytes >> 20))):
@@ -401,7 +401,7 @@ def made_model(shape: Mapping[str, Any], folder: Path, device: str, dtype: str =
     import torch
     from safetensors.torch import save_file
 
-    from areal_like.config.schema import InitModelConfig
+    from areal_like.core.config.schema import InitModelConfig
     from areal_like.demo.init_model import _tensor_shapes, model_config
 
     with open(f"{folder}.lock", "w") as lock:

@@ -42,10 +42,10 @@ def measured(shape: str, device: str, folder: Path, *overrides: str) -> dict[str
     """Two steps; then, without `overrides`, each part goes and comes back, and everything does."""
     import torch
 
-    from areal_like.algorithms.losses import sft
-    from areal_like.config.load import load
-    from areal_like.trainer.engine import PARTS, EngineSpec
-    from areal_like.types import LossSpec
+    from areal_like.core.algorithms.losses import sft
+    from areal_like.core.config.load import load
+    from areal_like.core.trainer.engine import PARTS, EngineSpec
+    from areal_like.core.types import LossSpec
     from benchmarks.memory import EXAMPLE
 
     case = CASES[shape]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from areal_like.rollout.sglang import columns, launcher
+from areal_like.backends.sglang import columns, launcher
 
 if __name__ in ("__main__", "__mp_main__"):
     launcher.prepare_imports(cuda=False)

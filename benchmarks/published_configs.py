@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 from areal_like.interop.migrate import Migration, migrate
 from benchmarks.report import save

@@ -12,10 +12,10 @@ from zlib import crc32
 
 import torch
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.backends.megatron import engine
+from areal_like.backends.megatron.bridges import make_bridge
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import model_config
-from areal_like.trainer.megatron import engine
-from areal_like.trainer.megatron.bridges import make_bridge
 
 
 def write_config(shape: InitModelConfig, folder: Path, dtype: str) -> Path:

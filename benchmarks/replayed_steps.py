@@ -19,7 +19,7 @@ from pathlib import Path
 
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.verdicts import ask, verify
-from areal_like.checkpoint.journal import count_steps
+from areal_like.core.checkpoint.journal import count_steps
 from benchmarks.report import save
 
 POLL_S = 0.2

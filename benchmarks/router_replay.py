@@ -26,20 +26,20 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from allocation import ParallelSizes
-from areal_like.algorithms.batch import batch_of
-from areal_like.algorithms.losses import sft
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.cluster.ports import listen
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.routes import ROUTES, RouteShape
-from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
-from areal_like.trainer.rank import make_engine
-from areal_like.types import Batch, LossSpec, Prompt, Reward
-from areal_like.workflows.joining import as_response, join_parts
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.ray.ports import listen
+from areal_like.backends.sglang.options import server_arguments
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.training.rank import make_engine
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.rollout.joining import as_response, join_parts
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.routes import ROUTES, RouteShape
+from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
+from areal_like.core.types import Batch, LossSpec, Prompt, Reward
 from benchmarks.memory import made_model
 from benchmarks.report import ROOT, save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version

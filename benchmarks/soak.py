@@ -27,9 +27,9 @@ from typing import Any
 
 import psutil
 
-from areal_like.checkpoint.journal import Journal, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
-from areal_like.events import Event
+from areal_like.core.checkpoint.journal import Journal, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.core.events import Event
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import read_rows
 from areal_like.metrics.report import METRICS_FILE

@@ -41,7 +41,7 @@ from host_runs import check_exactly_once, has_ray, interrupt, run_on, written_by
 from namespaces import Host, reason_to_skip  # noqa: E402
 from running import ENDLESS, Run  # noqa: E402
 
-from areal_like.checkpoint.store import DIRECTORY  # noqa: E402
+from areal_like.core.checkpoint.store import DIRECTORY  # noqa: E402
 from areal_like.metrics.lines import read_rows  # noqa: E402
 from areal_like.metrics.report import METRICS_FILE  # noqa: E402
 

@@ -32,15 +32,15 @@ from torch import multiprocessing
 
 import allocation
 from allocation import EnginePlan
-from areal_like.algorithms.losses import decoupled_ppo, sft
-from areal_like.algorithms.settings import Settings
-from areal_like.cluster.ports import listen
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
-from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
-from areal_like.trainer.megatron.engine import MegatronEngine
-from areal_like.trainer.rank import make_engine
-from areal_like.types import Batch, LossSpec
+from areal_like.backends.megatron.engine import MegatronEngine
+from areal_like.backends.ray.ports import listen
+from areal_like.backends.training.rank import make_engine
+from areal_like.core.algorithms.losses import decoupled_ppo, sft
+from areal_like.core.algorithms.settings import Settings
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
+from areal_like.core.types import Batch, LossSpec
 from benchmarks.bare_loops import FSDPLoop, MegatronLoop
 from benchmarks.memory import made_model
 from benchmarks.random_weights import random_weights, write_config

@@ -30,11 +30,11 @@ import numpy as np
 import typer
 
 import allocation
-from areal_like.cluster.ports import listen
-from areal_like.config.load import load
-from areal_like.trainer.engine import EngineSpec, Rendezvous
-from areal_like.trainer.prefix_trees import find_trees
-from areal_like.types import Batch
+from areal_like.backends.ray.ports import listen
+from areal_like.core.config.load import load
+from areal_like.core.trainer.engine import EngineSpec, Rendezvous
+from areal_like.core.trainer.prefix_trees import find_trees
+from areal_like.core.types import Batch
 from benchmarks.report import save
 from benchmarks.shared_prompts import Side, sharing
 from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of, started

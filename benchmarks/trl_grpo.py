@@ -18,8 +18,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from areal_like.config.load import load
-from areal_like.config.schema import OptimizerConfig, RunConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import OptimizerConfig, RunConfig
 from areal_like.data.dataset import read_records, training_steps
 from areal_like.rewards.gsm8k import quick, verify
 

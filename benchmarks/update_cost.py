@@ -37,14 +37,14 @@ import torch
 import typer
 
 from allocation import ParallelSizes
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig, RunConfig
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.sglang.options import server_arguments
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig, RunConfig
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
 from areal_like.demo.init_model import _tensor_shapes, model_config
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
 from benchmarks.memory import SHAPES
 from benchmarks.report import ROOT, circumstances
 
@@ -290,7 +290,7 @@ class Bench:
 
 
 def _limit() -> Any:
-    from areal_like.rollout.sglang.http import Deadline
+    from areal_like.backends.sglang.http import Deadline
 
     return Deadline(LIMIT_S)
 

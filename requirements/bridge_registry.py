@@ -1,6 +1,6 @@
 """Writes what the pinned bridges register and what transformers fills in for a family: part of `make lock`.
 
-The checks before a run read that table, areal_like/trainer/megatron/bridges/registry.json, without importing any of the
+The checks before a run read that table, areal_like/backends/megatron/bridges/registry.json, without importing any of the
 three libraries.
 """
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from allocation.model_spec import FAMILIES
+from areal_like.backends.megatron.cpu import cuda as cpu
 from areal_like.data.model_types import register_model_types
-from areal_like.trainer.megatron.cpu import cuda as cpu
 
-FILE = Path(__file__).parents[1] / "areal_like/trainer/megatron/bridges/registry.json"
+FILE = Path(__file__).parents[1] / "areal_like/backends/megatron/bridges/registry.json"
 
 
 def registry() -> dict[str, Any]:
@@ -26,7 +26,7 @@ def registry() -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
-    from areal_like.trainer.megatron.bridges.megatron_bridge import AutoBridge as MegatronBridge
+    from areal_like.backends.megatron.bridges.megatron_bridge import AutoBridge as MegatronBridge
 
     architectures = {**CAUSAL, "kimi_k2": CAUSAL["deepseek_v3"]}
     families = [name for name in FAMILIES if name in CONFIG_MAPPING and name in architectures]

@@ -1,7 +1,7 @@
 """Writes which options the pinned SGLang and Megatron-core have, next to their readers: part of `make lock`.
 
 A configuration is checked against these tables in a moment, without importing either library. A row is
-`name: {"types": [...], "choices": [...], "field": ...}`; areal_like/config/options.py reads it.
+`name: {"types": [...], "choices": [...], "field": ...}`; areal_like/core/config/options.py reads it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def megatron_options() -> dict[str, dict[str, Any]]:
 
 def sglang_options() -> dict[str, dict[str, Any]]:
     """What the server's parser takes, aliases included, by name with underscores."""
-    from areal_like.rollout.sglang.launcher import prepare_imports
+    from areal_like.backends.sglang.launcher import prepare_imports
 
     prepare_imports(cuda=False)
     from sglang.srt.server_args import ServerArgs

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from areal_like.config.schema import ALL_LINEAR
-from areal_like.rollout.sglang.adapted_layers import adapted_layers, usual_name
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.lora import Adapter, _peft_config
+from areal_like.backends.sglang.adapted_layers import adapted_layers, usual_name
+from areal_like.backends.training.lora import Adapter, _peft_config
+from areal_like.core.config.schema import ALL_LINEAR
+from areal_like.core.trainer.engine import LoRA
 
 
 def write_adapter(

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from left_processes import session_processes
 from limits import HUNG_S
 
-from areal_like.runtime.gc_tuning import pause_gc
+from areal_like.core.gc_tuning import pause_gc
 
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
@@ -104,7 +104,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sglang_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One real SGLang server on loopback, as a run on CPU starts it; version and weights are its last user's."""
-    from areal_like.config.load import load
+    from areal_like.core.config.load import load
     from areal_like.demo.init_model import write_init_model
 
     folder = tmp_path_factory.mktemp("sglang")

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from areal_like.config.load import load
+from areal_like.backends.sglang import process
+from areal_like.core.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import sharing
-from areal_like.rollout.sglang import process
 from areal_like.run import start
 
 EXPERTS = (

@@ -11,8 +11,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_like.rollout.sglang.checksum import checksum
-from areal_like.weights.sync import make_sender
+from areal_like.backends.sglang.checksum import checksum
+from areal_like.core.weights.sync import make_sender
 
 
 class LocalTrainer:

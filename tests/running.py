@@ -17,8 +17,8 @@ import psutil
 import pytest
 from limits import HUNG_S
 
-from areal_like.cluster.janitor import RUN_VARIABLE, members
-from areal_like.cluster.lifetime import temporary_directory
+from areal_like.backends.ray.janitor import RUN_VARIABLE, members
+from areal_like.backends.ray.lifetime import temporary_directory
 
 ROOT = Path(__file__).parents[1]
 SCRIPT, CONFIG = ROOT / "examples/math/gsm8k_rl.py", ROOT / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -161,7 +161,7 @@ def _short(value: Any) -> str:
 
 def _configurations() -> Iterator[tuple[str, Any]]:
     """Yield the resolved keys of every shipped file that is a run's."""
-    from areal_like.config.load import load
+    from areal_like.core.config.load import load
 
     listed = subprocess.run(["git", "ls-files", "examples/**/*.yaml"], capture_output=True, text=True, check=True)
     for file in listed.stdout.split():
@@ -184,8 +184,8 @@ def _findings() -> Iterator[tuple[str, Any]]:
 
 
 def _judge(overrides: list[str]) -> list[str]:
-    from areal_like.config.findings import ConfigError
-    from areal_like.config.load import load
+    from areal_like.core.config.findings import ConfigError
+    from areal_like.core.config.load import load
     from areal_like.preflight import preflight
 
     fixed = ["trial_name=t", f"cluster.fileroot={tempfile.gettempdir()}/unchanged"]

@@ -145,7 +145,7 @@ def rewrite_as_published(family: str, directory: Path) -> None:
     """Give a model's files the experts and the names of published ones, which transformers reads but does not write."""
     from safetensors.torch import load_file, save_file
 
-    from areal_like.trainer.fsdp.checkpoint_names import PACKED_EXPERTS, TRANSPOSED
+    from areal_like.backends.fsdp.checkpoint_names import PACKED_EXPERTS, TRANSPOSED
 
     for file in directory.glob("*.safetensors") if family in (*TRANSPOSED, "gemma3") else ():
         tower = "vision_tower."

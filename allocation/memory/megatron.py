@@ -2,7 +2,7 @@
 
 Static memory follows Megatron-core 0.19: `core/distributed/param_and_grad_buffer.py` (parameters and float32 gradients
 in buffers), `core/optimizer/distrib_optimizer.py` (main weights and moments, sharded). The trainer computes logits in
-chunks of tokens (`areal_like/trainer/logprobs.py`).
+chunks of tokens (`areal_like/core/trainer/logprobs.py`).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def weights_as_trained(whole_model: ModelSpec) -> Iterator[Problem]:
         yield Problem(message, (), "dequantize the checkpoint: runs train and serve weights that are not quantized")
 
 
-@rule("ALLOC-UNTRAINED", source="areal_like/trainer/megatron/bridges/support.py", severity=Severity.NOTE)
+@rule("ALLOC-UNTRAINED", source="areal_like/backends/megatron/bridges/support.py", severity=Severity.NOTE)
 def family_is_trained(trainer: Engine, model: ModelSpec) -> Iterator[Problem]:
     """The compiler checks layouts for more model families than areal-like trains."""
     trained = TRAINED.get(trainer.backend.name)

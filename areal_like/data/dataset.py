@@ -10,7 +10,9 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from areal_like.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
+from areal_like.core.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
+from areal_like.core.images import ImageError, Images
+from areal_like.core.types import AnswerCheck, Prompt
 from areal_like.data.conversations import (
     ending_problem,
     find_null,
@@ -25,8 +27,6 @@ from areal_like.data.records import read_records
 from areal_like.data.row_images import read_images, with_images
 from areal_like.data.rows import DatasetError, Record, Records, value_at
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.images import ImageError, Images
-from areal_like.types import AnswerCheck, Prompt
 
 type Note = Callable[[str, str], None]  # takes a field of the dataset's config and a note about it
 

@@ -5,8 +5,8 @@ from hashlib import sha256
 
 import numpy as np
 
+from areal_like.core.types import Floats, Ints, Prompt
 from areal_like.data.rows import value_at
-from areal_like.types import Floats, Ints, Prompt
 
 
 class PromptValues:

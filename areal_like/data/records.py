@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from areal_like.config.schema import SourceConfig
+from areal_like.core.config.schema import SourceConfig
+from areal_like.core.user_code import UserCodeError, load_object, where_it_failed
 from areal_like.data.arrow_rows import without_nulls
 from areal_like.data.row_files import KINDS, SUFFIXES, is_pattern, read_files
 from areal_like.data.rows import DatasetError, Record, Records
 from areal_like.demo import arithmetic
-from areal_like.runtime.user_code import UserCodeError, load_object, where_it_failed
 
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _REFERENCE = re.compile(r".+:[\w.]+")

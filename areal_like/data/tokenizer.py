@@ -16,6 +16,7 @@ from typing import Any, Literal
 import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError
 
+from areal_like.core.images import ImageError, Images
 from areal_like.data.end_tokens import EndTokens, find_end_tokens
 from areal_like.data.prefill import WHY_NOT, split_prefill
 from areal_like.data.processor import (
@@ -40,7 +41,6 @@ from areal_like.data.tokenizer_files import (
 )
 from areal_like.demo.image_processor import PROCESSOR
 from areal_like.demo.tokenizers import EOS, make_tokenizer
-from areal_like.images import ImageError, Images
 
 _MARK = "\ue000answer\ue001"  # of Unicode's private use area
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from areal_like.config.schema import DType, InitModelConfig
+from areal_like.core.config.schema import DType, InitModelConfig
 from areal_like.demo.image_processor import PROCESSOR, VIDEO_PROCESSOR
 from areal_like.demo.tokenizers import BOS, EOS, IMAGE_TOKENS, PAD, UNK, make_tokenizer
 from areal_like.demo.vision import tower_shapes, with_tower

@@ -6,7 +6,7 @@ Names follow `transformers/models/qwen3_vl/modeling_qwen3_vl.py`.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.image_processor import FRAMES, MERGE, PATCH
 from areal_like.demo.tokenizers import IMAGE_TOKENS
 

@@ -6,8 +6,8 @@ from typing import Any
 import yaml
 
 from allocation.diagnostics import Severity
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 from areal_like.preflight import preflight
 

@@ -7,11 +7,11 @@ from typing import Any
 import yaml
 
 from allocation.convert.settings import dump
-from areal_like.algorithms.settings import KEYS, PRESETS, settings_of
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import all_keys, annotation_of
-from areal_like.config.load import load
-from areal_like.config.schema import MOST_KEPT, SERVER_RESERVE, ActorConfig, NormConfig, RunConfig
+from areal_like.core.algorithms.settings import KEYS, PRESETS, settings_of
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import all_keys, annotation_of
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import MOST_KEPT, SERVER_RESERVE, ActorConfig, NormConfig, RunConfig
 from areal_like.interop.keys import entry
 from areal_like.interop.rules.translation import MISSING, Translation
 

@@ -16,17 +16,17 @@ from types import ModuleType
 from safetensors import SafetensorError
 
 from allocation.model_spec import ModelError, load_model
-from areal_like.checkpoint.distributed import CONFIG, DESCRIPTIONS, read_weights
-from areal_like.checkpoint.journal import read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest, read
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
-from areal_like.errors import CheckpointError
+from areal_like.backends.megatron.bridges.language_part import LANGUAGE_FAMILIES, language_part
+from areal_like.backends.megatron.bridges.support import BRIDGES, converting_bridges
+from areal_like.backends.megatron.distributed import CONFIG, DESCRIPTIONS, read_weights
+from areal_like.core.checkpoint.journal import read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest, read
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.errors import CheckpointError
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.preflight.model import find_spec
 from areal_like.preflight.weights import weight_files
-from areal_like.trainer.megatron.bridges.language_part import LANGUAGE_FAMILIES, language_part
-from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
 
 
 def convert(
@@ -55,7 +55,7 @@ def convert(
         raise CheckpointError(f"{source} has no config.json; --dtype and --leave-out need a Hugging Face checkpoint")
     found = _find(source, model)
     if found.by_fsdp:
-        from areal_like.trainer.fsdp.conversion import to_hugging_face
+        from areal_like.backends.fsdp.conversion import to_hugging_face
 
         with appearing(target) as partial:
             return to_hugging_face(found.path, found.config, found.tokenizer, found.by_fsdp, partial)
@@ -77,7 +77,7 @@ class _Source:
 
 @contextmanager
 def _megatron() -> Iterator[ModuleType]:
-    from areal_like.trainer.megatron import conversion
+    from areal_like.backends.megatron import conversion
 
     with conversion.alone():
         yield conversion

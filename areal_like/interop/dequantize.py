@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.config.findings import ConfigError
-from areal_like.errors import CheckpointError
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.errors import CheckpointError
 from areal_like.interop.convert_checkpoint import appearing, check_target
 from areal_like.preflight.model import DEQUANTIZED
 from areal_like.preflight.weights import weight_files
@@ -42,7 +42,7 @@ def dequantize(source: Path, target: Path) -> str:
     except ConfigError as error:
         raise CheckpointError("\n".join(found.message for found in error.findings)) from error
 
-    from areal_like.trainer.hf_checkpoint import fill_checkpoint
+    from areal_like.core.trainer.hf_checkpoint import fill_checkpoint
 
     with appearing(target) as partial:
         if partial is None:

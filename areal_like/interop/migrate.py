@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from allocation.convert.settings import NULL, Reading, Setting
-from areal_like.config.keys import all_keys, annotation_of
+from areal_like.core.config.keys import all_keys, annotation_of
 from areal_like.interop.completion import complete, drop_refused
 from areal_like.interop.keys import TITLES, defaults_of, entry, plain_key
 from areal_like.interop.keys.entries import Entry, rename

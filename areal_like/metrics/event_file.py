@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from areal_like.errors import writing
-from areal_like.events import Event
+from areal_like.core.errors import writing
+from areal_like.core.events import Event
 from areal_like.metrics.lines import Lines, read_rows, replacing
 
 EVENTS_FILE, PREVIOUS_FILE = "events.jsonl", "events.previous.jsonl"

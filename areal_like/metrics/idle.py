@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from areal_like.events import Event
+from areal_like.core.events import Event
 
 
 def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> float | None:

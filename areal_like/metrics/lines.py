@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.errors import RecordError, private, writing
+from areal_like.core.errors import RecordError, private, writing
 
 _END_OF_LINE = re.compile("[\x85\u2028\u2029]")
 

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import RecordError, private, writing
-from areal_like.events import Event, EventLog, now, recording, span
+from areal_like.core.errors import RecordError, private, writing
+from areal_like.core.events import Event, EventLog, now, recording, span
+from areal_like.core.types import Trajectory
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
 from areal_like.metrics.part_names import PartNames
@@ -20,7 +21,6 @@ from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
 from areal_like.metrics.waiting import WaitingNotes
 from areal_like.metrics.writer import Writer
-from areal_like.types import Trajectory
 
 SHOWN_CHARACTERS = 60  # per prompt and response in the console
 
@@ -71,7 +71,7 @@ class Record:
         self._step_began = now()
 
     def recording(self) -> AbstractContextManager[None]:
-        """Record events (`areal_like.events`) of the body and of tasks that it starts."""
+        """Record events (`areal_like.core.events`) of the body and of tasks that it starts."""
         return recording(self._log)
 
     @contextmanager

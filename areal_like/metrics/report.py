@@ -10,8 +10,8 @@ from typing import Any, NotRequired, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.errors import RecordError, writing
-from areal_like.events import Event
+from areal_like.core.errors import RecordError, writing
+from areal_like.core.events import Event
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import Appended, as_json, first_of, replacing, rows_of
 from areal_like.metrics.samples import SampleRow, list_written, pick, read_samples

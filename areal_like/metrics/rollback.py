@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from areal_like.errors import writing
+from areal_like.core.errors import writing
 from areal_like.metrics.lines import as_json, read_rows, replacing
 from areal_like.metrics.report import METRICS_FILE, REPORT_FILE, Report
 from areal_like.metrics.samples import FOLDER

@@ -6,9 +6,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from areal_like.errors import writing
+from areal_like.core.errors import writing
+from areal_like.core.types import Ints, Trajectory
 from areal_like.metrics.lines import Lines, read_rows
-from areal_like.types import Ints, Trajectory
 
 FOLDER = "samples"
 MOST_FILES = 200  # for training steps, and for each evaluation set; older files are thinned out

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from areal_like.events import Event
+from areal_like.core.events import Event
 from areal_like.metrics.idle import idle_share
 
 CONTROLLER = "controller"  # the lane's name

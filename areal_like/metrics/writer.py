@@ -4,7 +4,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from areal_like.errors import RecordError
+from areal_like.core.errors import RecordError
 
 WAIT_S = 600.0  # a write that takes longer hangs
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from allocation.diagnostics import Finding, has_errors
 from areal_like.capability import Known
-from areal_like.config.load import LoadedConfig
+from areal_like.core.config.load import LoadedConfig
 from areal_like.job import Job
 from areal_like.preflight.checks import run_checks
 from areal_like.preflight.data import Prompts, image_share

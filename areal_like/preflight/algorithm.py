@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from allocation.diagnostics import Finding, Severity
-from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
-from areal_like.algorithms.settings import GEOMETRIC_CAP, PRESETS, Settings, settings_of
-from areal_like.algorithms.types import Algorithm, Experience
 from areal_like.capability import uses_reference
-from areal_like.config.findings import finding, nearest_words, warn_ignored
-from areal_like.config.schema import RunConfig
-from areal_like.runtime.user_code import FORM, UserCodeError, where_it_failed
-from areal_like.types import Batch
+from areal_like.core.algorithms.presets import ALGORITHMS, make_algorithm
+from areal_like.core.algorithms.settings import GEOMETRIC_CAP, PRESETS, Settings, settings_of
+from areal_like.core.algorithms.types import Algorithm, Experience
+from areal_like.core.config.findings import finding, nearest_words, warn_ignored
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.types import Batch
+from areal_like.core.user_code import FORM, UserCodeError, where_it_failed
 
 _FAR_MEAN = 1.5  # a geometric mean that is further from 1 belongs to a policy with 0.4 nats of divergence per token
 

@@ -1,8 +1,8 @@
 """The check of reference answers that a run's rewards need."""
 
-from areal_like.config.schema import RewardConfig
+from areal_like.core.config.schema import RewardConfig
+from areal_like.core.types import AnswerCheck
 from areal_like.rewards.verifiers import REWARDS
-from areal_like.types import AnswerCheck
 
 
 def answer_check(config: RewardConfig) -> AnswerCheck | None:

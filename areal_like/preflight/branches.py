@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from allocation.diagnostics import Finding
-from areal_like.algorithms.settings import PRESETS, settings_of
-from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig
+from areal_like.core.algorithms.settings import PRESETS, settings_of
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RunConfig
 
 KEY = "rollout.branch"
 

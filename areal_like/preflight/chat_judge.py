@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
-from areal_like.config.findings import finding, nearest_words
-from areal_like.config.schema import ChatJudgeConfig, RunConfig
+from areal_like.core.config.findings import finding, nearest_words
+from areal_like.core.config.schema import ChatJudgeConfig, RunConfig
+from areal_like.core.types import Prompt
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.model import find_spec
 from areal_like.preflight.served_layout import check_served_layout
 from areal_like.preflight.weights import is_local
 from areal_like.rewards.judge_texts import FIELDS, PLACEHOLDER, fill
-from areal_like.types import Prompt
 
 _SECTION = "reward.judge"
 

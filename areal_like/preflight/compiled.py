@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from allocation.diagnostics import Finding, Source
-from areal_like.config.keys import annotation_of
-from areal_like.config.schema import SCORERS, SERVER_RESERVE, RunConfig
+from areal_like.core.config.keys import annotation_of
+from areal_like.core.config.schema import SCORERS, SERVER_RESERVE, RunConfig
 from areal_like.preflight.view import RoleView
 
 _SETTINGS = {

@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from allocation.families import FAMILIES
 from allocation.model_spec import Counted, ModelError, ModelSpec, from_config, from_counted
 
-_COUNTING = "areal_like.trainer.fsdp.counting"
+_COUNTING = "areal_like.backends.fsdp.counting"
 
 
 class Counting(BaseModel):
-    """The output of `areal_like.trainer.fsdp.counting`, whose `Count` has the same fields."""
+    """The output of `areal_like.backends.fsdp.counting`, whose `Count` has the same fields."""
 
     problem: str
     shape: dict[str, int | bool]

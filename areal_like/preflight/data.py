@@ -6,9 +6,10 @@ from functools import partial
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.algorithms.types import Algorithm
-from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import (
+from areal_like.backends.megatron.options import row_multiple
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.config.findings import finding, missing_package
+from areal_like.core.config.schema import (
     MOST_KEPT,
     SERVER_RESERVE,
     SINGLE_TURN,
@@ -17,15 +18,14 @@ from areal_like.config.schema import (
     RunConfig,
     TrainerRole,
 )
+from areal_like.core.trainer.packing import alignment_of
+from areal_like.core.types import Prompt
 from areal_like.data.dataset import load_prompts, training_steps
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.answers import answer_check
 from areal_like.preflight.prompt_results import check_visits
 from areal_like.preflight.workflow import plays_groups
-from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import alignment_of
-from areal_like.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
 _NOTES = {"overlong_prompts": "RUN-DATASET-OVERLONG", "path": "RUN-DATASET-COLUMNS"}  # by the field of a note

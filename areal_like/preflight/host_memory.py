@@ -21,15 +21,15 @@ from allocation.memory.servers import kv_token_bytes, server_weights
 from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
 from allocation.settings import ITEMS, MemorySettings, Workload
-from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.backends.sglang.options import cached_tokens_on_cpu
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.types import Device
 from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import gpu_count
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import of_trainer
 from areal_like.preflight.view import RoleView, view_roles
-from areal_like.rollout.sglang.options import cached_tokens_on_cpu
-from areal_like.types import Device
 
 # Private bytes of a process with its imports, before it has a model: the controller with Ray's processes, a trainer
 # rank, a server with its three processes. Measured on a CPU host (docs/memory_and_planning.md), and rounded up.

@@ -6,11 +6,11 @@ from typing import Any
 
 from allocation.diagnostics import Finding
 from allocation.parameters import stage_chunks
-from areal_like.config.findings import finding
+from areal_like.backends.fsdp.support import PROCESSOR, WITH_IMAGES
+from areal_like.core.config.findings import finding
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.fsdp.support import PROCESSOR, WITH_IMAGES
 
 _SEEN = "its image tokens attend to later tokens of their image"
 _FSDP = "an FSDP layout, such as fsdp:d2"

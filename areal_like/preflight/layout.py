@@ -13,8 +13,8 @@ from allocation.language.spelling import spell
 from allocation.language.syntax import Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelSpec
 from allocation.settings import MegatronSettings, MemorySettings, Workload
-from areal_like.config.findings import finding
-from areal_like.config.schema import SCORERS, RunConfig, TrainerRole
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import SCORERS, RunConfig, TrainerRole
 from areal_like.preflight.compiled import backend_key, with_keys
 from areal_like.preflight.machine import device_of
 from areal_like.preflight.megatron_settings import megatron_settings

@@ -8,8 +8,8 @@ from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.parameters import total_parameters
 from allocation.plan import Plan
-from areal_like.config.findings import ConfigError, finding, nearest_words
-from areal_like.config.schema import ALL_LINEAR, ActorConfig, RunConfig
+from areal_like.core.config.findings import ConfigError, finding, nearest_words
+from areal_like.core.config.schema import ALL_LINEAR, ActorConfig, RunConfig
 from areal_like.preflight.weights import layer_matrices
 
 JOINED = ("q_proj", "k_proj", "v_proj")

@@ -11,11 +11,11 @@ from typing import Literal
 
 from allocation.diagnostics import Finding, Severity
 from allocation.plan import Plan
-from areal_like.checkpoint.store import DIRECTORY
-from areal_like.cluster.resources import bundles, check_existing, names_gpus
-from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import RunConfig
-from areal_like.types import Device
+from areal_like.backends.ray.resources import bundles, check_existing, names_gpus
+from areal_like.core.checkpoint.store import DIRECTORY
+from areal_like.core.config.findings import finding, missing_package
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.types import Device
 
 CONFIG_FILE = "config.yaml"  # of a run's directory: the resolved configuration, written first
 FAILED_FILE = "config.failed.yaml"  # the same of a run without recovery that failed before its first step

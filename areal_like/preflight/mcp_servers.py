@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from allocation.diagnostics import Finding
-from areal_like.config.findings import finding, warn_ignored
-from areal_like.config.schema import RunConfig
+from areal_like.core.config.findings import finding, warn_ignored
+from areal_like.core.config.schema import RunConfig
 from areal_like.preflight.workflow_parameters import find_takers
 from areal_like.workflows.mcp_servers import PARAMETER, McpError, probe
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import ParallelSizes
-from areal_like.config.findings import finding, warn_ignored
-from areal_like.config.options import OptionProblem
-from areal_like.config.schema import PRECISIONS, MegatronConfig
+from areal_like.backends.megatron.options import check_overrides, row_multiple
+from areal_like.backends.training.environment import attention_environment
+from areal_like.core.config.findings import finding, warn_ignored
+from areal_like.core.config.options import OptionProblem
+from areal_like.core.config.schema import PRECISIONS, MegatronConfig
+from areal_like.core.trainer.packing import sequence_alignment
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.environment import attention_environment
-from areal_like.trainer.megatron.options import check_overrides, row_multiple
-from areal_like.trainer.packing import sequence_alignment
 
 _OVERRIDES = "megatron.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")

@@ -5,9 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 from allocation.settings import MegatronSettings
-from areal_like.config.schema import EngineConfig, MegatronConfig
-from areal_like.trainer.environment import DETERMINISTIC
-from areal_like.trainer.megatron.options import check_overrides, recompute_modules
+from areal_like.backends.megatron.options import check_overrides, recompute_modules
+from areal_like.backends.training.environment import DETERMINISTIC
+from areal_like.core.config.schema import EngineConfig, MegatronConfig
 
 
 def megatron_settings(engine: EngineConfig) -> MegatronSettings:

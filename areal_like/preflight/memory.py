@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
-from areal_like.config.schema import EngineConfig, RunConfig
+from areal_like.core.config.schema import EngineConfig, RunConfig
 from areal_like.preflight.lora import merged_experts, served_parameters, trained_share
 from areal_like.preflight.machine import device_of
 

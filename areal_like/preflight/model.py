@@ -9,19 +9,7 @@ from allocation.diagnostics import Finding, Severity
 from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, read_config
 from allocation.plan import EnginePlan, ParallelSizes
-from areal_like.config.findings import ConfigError, finding, missing_package
-from areal_like.config.schema import InitModelConfig, RunConfig
-from areal_like.data.end_tokens import describe_end_tokens
-from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.demo.init_model import model_config
-from areal_like.preflight.counted import find_shape
-from areal_like.preflight.images import check_images
-from areal_like.preflight.mtp import check_mtp
-from areal_like.preflight.start import check_start
-from areal_like.preflight.view import RoleView
-from areal_like.preflight.weights import check_tensors, check_weights, is_local
-from areal_like.rollout.sglang.architectures import served_architectures
-from areal_like.trainer.fsdp.support import (
+from areal_like.backends.fsdp.support import (
     ALWAYS_TIED,
     NOT_PACKED,
     WINDOW_SERVED,
@@ -34,8 +22,20 @@ from areal_like.trainer.fsdp.support import (
     looks_ahead,
     rope_of_lengths,
 )
-from areal_like.trainer.megatron.bridges.language_part import language_part
-from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
+from areal_like.backends.megatron.bridges.language_part import language_part
+from areal_like.backends.megatron.bridges.support import architecture_of, bridge_problems
+from areal_like.backends.sglang.architectures import served_architectures
+from areal_like.core.config.findings import ConfigError, finding, missing_package
+from areal_like.core.config.schema import InitModelConfig, RunConfig
+from areal_like.data.end_tokens import describe_end_tokens
+from areal_like.data.tokenizer import Tokenizer, TokenizerError
+from areal_like.demo.init_model import model_config
+from areal_like.preflight.counted import find_shape
+from areal_like.preflight.images import check_images
+from areal_like.preflight.mtp import check_mtp
+from areal_like.preflight.start import check_start
+from areal_like.preflight.view import RoleView
+from areal_like.preflight.weights import check_tensors, check_weights, is_local
 
 DEQUANTIZED = ("fp8", "mxfp4")  # that `areal-like dequantize` undoes
 _CONFIG_HELP = "correct config.json, or copy it again from the model's source"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
+from areal_like.backends.megatron.bridges.proven import MTP
+from areal_like.core.config.findings import finding
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import count_layers
-from areal_like.trainer.megatron.bridges.proven import MTP
 
 _SETTING, _STAGES = "megatron.train_mtp_layers", "pipeline_model_parallel_layout"
 

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.config.findings import finding
-from areal_like.config.schema import OWN_FILES, RunConfig, SGLangConfig, WeightUpdateConfig
+from areal_like.backends.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import OWN_FILES, RunConfig, SGLangConfig, WeightUpdateConfig
+from areal_like.core.types import Device
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.megatron import option_finding
 from areal_like.preflight.served_adapters import check_served_adapters
 from areal_like.preflight.served_layout import check_served_family
-from areal_like.rollout.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
-from areal_like.types import Device
 
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
+from areal_like.backends.megatron.refusals import Asked, Verdict
+from areal_like.core.config.findings import finding
 from areal_like.preflight.view import RoleView
-from areal_like.trainer.megatron.refusals import Asked, Verdict
 
 _SECTION = "megatron.override_transformer_config"
 
@@ -50,7 +50,7 @@ def _find(asked: Asked, key: str) -> Iterator[Finding]:
 @cache
 def _answer(asked: str) -> tuple[int, str, str]:
     """Exit status, output and errors."""
-    command = [sys.executable, "-m", "areal_like.trainer.megatron.refusals"]
+    command = [sys.executable, "-m", "areal_like.backends.megatron.refusals"]
     done = subprocess.run(command, input=asked, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 

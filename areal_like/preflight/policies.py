@@ -7,16 +7,16 @@ from typing import Self
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.algorithms.types import Algorithm
-from areal_like.config.adapters import at_adapter
-from areal_like.config.schema import RunConfig
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.config.adapters import at_adapter
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.types import Device, Prompt
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.algorithm import find_algorithm
 from areal_like.preflight.data import Prompts, check_data, find_prompts
 from areal_like.preflight.rewards import check_rewards
 from areal_like.preflight.unused import check_unused
-from areal_like.types import Device, Prompt
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from allocation.readers import FileError, ReadFile
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
 from areal_like.preflight import preflight
 
 _NO_YAML = ("CONFIG-FILE", "CONFIG-YAML", "CONFIG-MAPPING", "CONFIG-CONTENT")

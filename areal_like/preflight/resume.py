@@ -10,21 +10,21 @@ import yaml
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.checkpoint.distributed import CONFIG
-from areal_like.checkpoint.journal import read_header
-from areal_like.checkpoint.owner import is_taken
-from areal_like.checkpoint.restart import RESTART, lost_by_restart
-from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
-from areal_like.config.findings import finding
-from areal_like.config.keys import annotation_of, is_below, members, section_of, value_at
-from areal_like.config.schema import EngineConfig, RunConfig, TrainerRole
-from areal_like.config.secrets import mask
+from areal_like.backends.megatron.distributed import CONFIG
+from areal_like.core.checkpoint.journal import read_header
+from areal_like.core.checkpoint.owner import is_taken
+from areal_like.core.checkpoint.restart import RESTART, lost_by_restart
+from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, newest
+from areal_like.core.config.findings import finding
+from areal_like.core.config.keys import annotation_of, is_below, members, section_of, value_at
+from areal_like.core.config.schema import EngineConfig, RunConfig, TrainerRole
+from areal_like.core.config.secrets import mask
+from areal_like.core.errors import CheckpointError
+from areal_like.core.types import Prompt
 from areal_like.data.dataset import fingerprints, training_steps
-from areal_like.errors import CheckpointError
 from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import CONFIG_FILE
-from areal_like.types import Prompt
 
 # Sections and keys whose values may change within a run, as may every `..._timeout_s`.
 MAY_CHANGE = (

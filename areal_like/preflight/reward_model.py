@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allocation.diagnostics import Finding
-from areal_like.config.findings import finding
-from areal_like.config.schema import RewardModelConfig, RunConfig
+from areal_like.backends.sglang.classifier import CLASSES
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RewardModelConfig, RunConfig
+from areal_like.core.types import Prompt
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.weights import is_local
-from areal_like.rollout.sglang.classifier import CLASSES
-from areal_like.types import Prompt
 
 _PATH = "reward.model.path"
 

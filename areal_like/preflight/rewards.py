@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
-from areal_like.config.findings import finding
-from areal_like.config.schema import SINGLE_TURN, RunConfig
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import SINGLE_TURN, RunConfig
+from areal_like.core.types import Prompt
+from areal_like.core.user_code import Portable, UserCodeError
 from areal_like.preflight.chat_judge import check_chat_judge
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.rewards import functions
 from areal_like.rewards.pool import IMPORT_LIMIT_S, Cause, Failure, RewardPool
-from areal_like.runtime.user_code import Portable, UserCodeError
-from areal_like.types import Prompt
 
 _RESPONSE = "The answer is 42."  # to a row without a reference answer
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from allocation import Finding, Plan
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig
-from areal_like.routes import MOST_EXPERTS, RouteShape
-from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
+from areal_like.backends.fsdp.support import REPLAYS_ROUTES
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.routes import MOST_EXPERTS, RouteShape
 
 KEY = "rollout.router_replay"
 _OVERRIDES = "actor.megatron.override_transformer_config"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from allocation.diagnostics import Finding
-from areal_like.config.findings import finding, warn_ignored
-from areal_like.config.schema import CONTAINER_TOOLS, RunConfig, SandboxConfig
+from areal_like.core.config.findings import finding, warn_ignored
+from areal_like.core.config.schema import CONTAINER_TOOLS, RunConfig, SandboxConfig
+from areal_like.core.user_code import UserCodeError
 from areal_like.preflight.workflow_parameters import find_takers
-from areal_like.runtime.user_code import UserCodeError
 from areal_like.workflows.sandbox.backends import SHIPPED, Recipe, probe
 from areal_like.workflows.sandbox.bubblewrap import PROGRAM
 from areal_like.workflows.sandbox.handle import PARAMETER

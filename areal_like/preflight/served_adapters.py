@@ -6,10 +6,10 @@ from allocation.adapters import attention_layers
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.config.findings import finding
-from areal_like.config.schema import ALL_LINEAR, RunConfig
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import ALL_LINEAR, RunConfig
+from areal_like.core.types import Device
 from areal_like.preflight.lora import FEED_FORWARD
-from areal_like.types import Device
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3")  # families whose adapters tests compare with merged weights
 # Families with experts for which tests do so on GPUs; SGLang has no other kernels for adapters of experts

@@ -7,11 +7,11 @@ from allocation.compiler import check
 from allocation.diagnostics import Finding, Severity, Source
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.config.findings import finding
-from areal_like.config.schema import SCORERS, RunConfig
+from areal_like.backends.sglang.architectures import ON_GPUS_ALONE
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import SCORERS, RunConfig
+from areal_like.core.types import Device
 from areal_like.preflight.machine import device_of
-from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE
-from areal_like.types import Device
 
 
 def check_served_layout(

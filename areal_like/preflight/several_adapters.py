@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
-from areal_like.algorithms.types import Algorithm
-from areal_like.config.findings import finding
-from areal_like.config.schema import ActorConfig, EngineConfig, RunConfig
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import ActorConfig, EngineConfig, RunConfig
 
 _KEY = "adapters"
 _SHARED = {*EngineConfig.model_fields, "init_model", "optimizer", "use_lora", "peft_type", "lora_rank", "lora_alpha"}

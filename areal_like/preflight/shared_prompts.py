@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from allocation.diagnostics import Finding
-from areal_like.config.findings import finding
+from areal_like.core.config.findings import finding
 from areal_like.preflight.view import RoleView
 
 # Families whose routers have biases that Megatron can move

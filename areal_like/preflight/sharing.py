@@ -8,11 +8,11 @@ from allocation.hardware import GIB
 from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.config.findings import finding, missing_package
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.core.config.findings import finding, missing_package
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.types import Device
 from areal_like.preflight.layout import workloads
 from areal_like.preflight.machine import gpu_count
-from areal_like.types import Device
 
 _KEY = "rollout.sharing"
 _STAY = f"write {_KEY}=resident"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelError, ModelSpec, load_model
-from areal_like.checkpoint.distributed import DESCRIPTIONS, Stored, read_weights
-from areal_like.config.findings import finding
-from areal_like.errors import CheckpointError
+from areal_like.backends.megatron.distributed import DESCRIPTIONS, Stored, read_weights
+from areal_like.core.config.findings import finding
+from areal_like.core.errors import CheckpointError
 from areal_like.preflight.view import RoleView
 
 _EMBEDDING, _LAYERS = "embedding.word_embeddings.weight", "decoder.layers."

@@ -14,7 +14,7 @@ from allocation.planner.choice import PredictedTrainer
 from allocation.planner.task import EXPERTS, FULL, PLAIN
 from allocation.rules.memory import TIGHT
 from allocation.settings import BatchSpec, MegatronSettings, Workload
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.preflight.layout import workloads
 
 _WORTH = 0.9  # the share of the present time below which other settings are printed

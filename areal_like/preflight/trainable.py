@@ -9,15 +9,15 @@ import allocation
 from allocation.diagnostics import Finding, Severity, has_errors
 from allocation.families import TRAINED
 from allocation.model_spec import ModelError, ModelSpec, known_models, read_config
-from areal_like.config.findings import finding
-from areal_like.config.schema import RunConfig
+from areal_like.backends.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
+from areal_like.backends.megatron.bridges.support import BRIDGES, architecture_of
+from areal_like.backends.sglang.architectures import ON_GPUS_ALONE
+from areal_like.core.config.findings import finding
+from areal_like.core.config.schema import RunConfig
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.model import check_config, config_problem, find_spec
 from areal_like.preflight.view import RoleView
-from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE
-from areal_like.trainer.fsdp.support import WITH_IMAGES, WITHOUT_SERVER
-from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of
 
 type Backend = Literal["megatron", "fsdp"]
 

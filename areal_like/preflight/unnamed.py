@@ -5,12 +5,12 @@ from typing import Any
 
 import yaml
 
-from areal_like.checkpoint.owner import is_taken
-from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, newest
-from areal_like.config.load import THE_TIME, LoadedConfig
-from areal_like.config.schema import RunConfig
-from areal_like.config.secrets import mask
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.owner import is_taken
+from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, newest
+from areal_like.core.config.load import THE_TIME, LoadedConfig
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.config.secrets import mask
+from areal_like.core.errors import CheckpointError
 from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.preflight.machine import CONFIG_FILE
 

@@ -1,4 +1,4 @@
-"""Warns of keys that have no effect; when that is so is metadata of each field in `areal_like/config/schema/`."""
+"""Warns of keys that have no effect; when that is so is metadata of each field in `areal_like/core/config/schema/`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -6,10 +6,10 @@ from typing import Any
 
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
-from areal_like.algorithms.settings import PRESETS, settings_of
-from areal_like.config.findings import warn_ignored
-from areal_like.config.schema import Ignored, Place, RunConfig, Section
-from areal_like.types import Device
+from areal_like.core.algorithms.settings import PRESETS, settings_of
+from areal_like.core.config.findings import warn_ignored
+from areal_like.core.config.schema import Ignored, Place, RunConfig, Section
+from areal_like.core.types import Device
 
 
 def check_unused(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
 from allocation.settings import BatchSpec
-from areal_like.config.schema import EngineConfig, InitModelConfig, RunConfig, TrainerRole
-from areal_like.types import Device
+from areal_like.core.config.schema import EngineConfig, InitModelConfig, RunConfig, TrainerRole
+from areal_like.core.types import Device
 
 Models = Mapping[TrainerRole, ModelSpec | None]
 

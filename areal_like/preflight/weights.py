@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from allocation.model_spec import ModelSpec
-from areal_like.config.findings import ConfigError, finding
+from areal_like.core.config.findings import ConfigError, finding
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"

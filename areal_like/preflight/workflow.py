@@ -4,14 +4,14 @@ import ssl
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
-from areal_like.cluster.ports import reserve_port
-from areal_like.config.findings import finding, nearest_words, warn_ignored
-from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.backends.ray.ports import reserve_port
+from areal_like.backends.sglang.options import tool_call_parsers
+from areal_like.core.config.findings import finding, nearest_words, warn_ignored
+from areal_like.core.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.core.user_code import Portable, UserCodeError, load_object
 from areal_like.preflight.branches import check_branches
 from areal_like.preflight.mcp_servers import check_mcp_servers
 from areal_like.preflight.sandbox import check_sandbox
-from areal_like.rollout.sglang.options import tool_call_parsers
-from areal_like.runtime.user_code import Portable, UserCodeError, load_object
 from areal_like.workflows.forms import Level, WorkflowError, level_of
 
 _WILDCARDS = ("0.0.0.0", "::")

@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Iterator
 
-from areal_like.config.schema import RunConfig
-from areal_like.runtime.user_code import UserCodeError, load_object
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.user_code import UserCodeError, load_object
 from areal_like.workflows.forms import WorkflowError, level_of
 
 

@@ -11,12 +11,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from areal_like.config.schema import ChatJudgeConfig
-from areal_like.errors import RunError
+from areal_like.core.config.schema import ChatJudgeConfig
+from areal_like.core.errors import RunError
+from areal_like.core.types import Prompt, Reward
 from areal_like.rewards.judge_texts import fill, read_score
 from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.score_cache import ScoreCache
-from areal_like.types import Prompt, Reward
 
 _SHOWN = 200  # characters of an answer in a message
 _COUNTS = ("judged", "cached", "failed")

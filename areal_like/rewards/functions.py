@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from areal_like.runtime.user_code import Portable, UserCodeError, where_it_failed
-from areal_like.types import Reward
+from areal_like.core.types import Reward
+from areal_like.core.user_code import Portable, UserCodeError, where_it_failed
 
 ONE, GROUP = "response", "responses"  # names of the first parameter
 VALUE = "reward"  # key of a dict with named parts

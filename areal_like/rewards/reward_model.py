@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from areal_like.backends.sglang.http import session
+from areal_like.backends.sglang.server import Server
+from areal_like.core.errors import ServerError
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.errors import ServerError
 from areal_like.rewards.pool import Cause, Failure
-from areal_like.rollout.sglang.http import session
-from areal_like.rollout.sglang.server import Server
-from areal_like.types import Prompt, Reward
 
 
 class RewardModel(AbstractAsyncContextManager["RewardModel"]):

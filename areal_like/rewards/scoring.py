@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from areal_like.config.schema import JudgeConfig, RewardConfig
+from areal_like.core.config.schema import JudgeConfig, RewardConfig
+from areal_like.core.types import Ints, Prompt, Reward
+from areal_like.core.user_code import Portable
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import functions, worker
 from areal_like.rewards import texts as texts_of
 from areal_like.rewards.chat_judge import ChatJudge
 from areal_like.rewards.pool import Failure, RewardPool
 from areal_like.rewards.verifiers import REWARDS, Verifier
-from areal_like.runtime.user_code import Portable
-from areal_like.types import Ints, Prompt, Reward
 
 # A group of at most this many tokens is decoded and checked on the event loop, in 1.5 ms. A round trip to a worker
 # takes as long, and longer if all workers are busy. A group of 16 x 32k tokens takes 0.2 to 0.4 s, which would stall

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from areal_like.core.types import AnswerCheck
 from areal_like.rewards import gsm8k
-from areal_like.types import AnswerCheck
 
 
 @dataclass(frozen=True)

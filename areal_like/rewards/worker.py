@@ -17,9 +17,9 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import private
+from areal_like.core.errors import private
+from areal_like.core.user_code import UserCodeError
 from areal_like.runtime.descendants import adopt_orphans, children, die_with_parent, end_children
-from areal_like.runtime.user_code import UserCodeError
 
 TIMED_OUT = 1  # faulthandler's exit code
 UNSENT = "cannot be sent to or from a worker process"

@@ -3,17 +3,17 @@
 import asyncio
 from collections.abc import Mapping
 
-from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import evaluation_name
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.config.schema import evaluation_name
+from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
+from areal_like.core.loop.loop import Parts
+from areal_like.core.loop.policies import Collectors, Policy, state_of
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.weights.sync import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.collector import Collector
 from areal_like.run.collecting import evaluation_sets, make_collector
-from areal_like.run.evaluation import EvaluationSet, Evaluator
-from areal_like.run.loop import Parts
-from areal_like.run.policies import Collectors, Policy, state_of
-from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import WeightSync
 from areal_like.workflows.make import Workflows
 
 

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
-from areal_like.cluster.run import RunCluster, run_cluster
-from areal_like.config.schema import TrainerRole
+from areal_like.backends.ray.run import RunCluster, run_cluster
+from areal_like.core.config.schema import TrainerRole
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.run.attempts import Run, train_on

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from areal_like.checkpoint.disk import call_disk
-from areal_like.cluster.run import RunCluster
-from areal_like.config.schema import TrainerRole
-from areal_like.errors import WorkerError
+from areal_like.backends.ray.run import RunCluster
+from areal_like.core.checkpoint.disk import call_disk
+from areal_like.core.config.schema import TrainerRole
+from areal_like.core.errors import WorkerError
+from areal_like.core.loop.stopping import Stop
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory
@@ -18,7 +19,6 @@ from areal_like.run.lost_nodes import find_layout, find_lost_devices, map_device
 from areal_like.run.ready import Serving, Trainers
 from areal_like.run.recording import open_sinks
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
-from areal_like.run.stopping import Stop
 from areal_like.run.trainer_restarts import StartedTrainer, train_to_the_end
 from areal_like.run.training import train
 

@@ -3,17 +3,17 @@
 import asyncio
 from typing import Protocol
 
-from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN
-from areal_like.data.stream import PromptStream
+from areal_like.backends.sglang.teacher import Teacher
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.config.schema import SINGLE_TURN
+from areal_like.core.loop.evaluation import EvaluationSet
+from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.rollout.protocol import Workflow
+from areal_like.core.rollout.stream import PromptStream
 from areal_like.job import Job
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.pool import Sampling
-from areal_like.rollout.protocol import Workflow
-from areal_like.rollout.teacher import Teacher
-from areal_like.run.evaluation import EvaluationSet
-from areal_like.run.prompt_results import PromptResults
 
 
 class MakesWorkflows(Protocol):

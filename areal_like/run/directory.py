@@ -11,17 +11,17 @@ from pathlib import Path
 
 from psutil import Process
 
-from areal_like.checkpoint.files import size_of, write_durably
-from areal_like.checkpoint.journal import Journal, count_steps
-from areal_like.checkpoint.owner import Ownership, Silence, describe_owner, holders, last_owner, take_over
-from areal_like.checkpoint.recovery import Recovery, Saves
-from areal_like.checkpoint.restart import lost_by_restart, put_aside
-from areal_like.checkpoint.state import RunState
-from areal_like.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
-from areal_like.config.load import dump
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.core.checkpoint.files import size_of, write_durably
+from areal_like.core.checkpoint.journal import Journal, count_steps
+from areal_like.core.checkpoint.owner import Ownership, Silence, describe_owner, holders, last_owner, take_over
+from areal_like.core.checkpoint.recovery import Recovery, Saves
+from areal_like.core.checkpoint.restart import lost_by_restart, put_aside
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
+from areal_like.core.config.load import dump
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.errors import CheckpointError, DirectoryTaken, PreparationError, private, private_files
 from areal_like.data.dataset import fingerprints
-from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError, private, private_files
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.metrics.record import Record

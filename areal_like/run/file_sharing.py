@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from areal_like.cluster.shared_files import FileSharing, Need
-from areal_like.config.schema import RunConfig, TrainerRole
+from areal_like.backends.ray.shared_files import FileSharing, Need
+from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.job import Job
 from areal_like.preflight.weights import is_local
 from areal_like.run.lost_nodes import trainer_devices

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from psutil import Error, Process
 
-from areal_like.cluster import janitor
+from areal_like.backends.ray import janitor
 
 CLEAN_UP_S = 120.0  # that the clean-up of a run that was killed may take; it takes seconds
 END_S = 15.0  # that a run may take which is just ending

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from areal_like.cluster.heartbeat import accepts
+from areal_like.backends.ray.heartbeat import accepts
 
 if TYPE_CHECKING:
     from allocation.plan import Device
-    from areal_like.cluster.run import RunCluster
+    from areal_like.backends.ray.run import RunCluster
     from areal_like.job import Job
 
 POLL_S = 1.0

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from areal_like.checkpoint.disk import call_disk
-from areal_like.cluster import bound
-from areal_like.cluster.lifetime import PACKAGE_ROOT
-from areal_like.config.schema import SCORERS, RunConfig, TrainerRole
+from areal_like.backends.ray import bound
+from areal_like.backends.ray.lifetime import PACKAGE_ROOT
+from areal_like.core.checkpoint.disk import call_disk
+from areal_like.core.config.schema import SCORERS, RunConfig, TrainerRole
+from areal_like.core.errors import PreparationError
 from areal_like.demo.init_model import write_init_model
-from areal_like.errors import PreparationError
 from areal_like.preflight.weights import is_local
 
 USERS_UMASK = os.umask(0o077)

@@ -2,20 +2,20 @@
 
 import asyncio
 
+from areal_like.backends.sglang.teacher import Teacher
 from areal_like.capability import make_stream
-from areal_like.checkpoint.journal import Journal
-from areal_like.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.loop.evaluation import Evaluator
+from areal_like.core.loop.loop import Parts
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.weights.sync import WeightSync
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.teacher import Teacher
 from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
-from areal_like.run.evaluation import Evaluator
-from areal_like.run.loop import Parts
-from areal_like.run.policies import Policy
-from areal_like.run.prompt_results import PromptResults
-from areal_like.trainer.remote import Trainer
-from areal_like.weights.sync import WeightSync
 from areal_like.workflows.make import Workflows
 
 

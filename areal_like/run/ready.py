@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from areal_like.config.schema import TrainerRole
+from areal_like.backends.sglang.teacher import Teacher
+from areal_like.backends.sglang.weight_files import FileSource
+from areal_like.core.config.schema import TrainerRole
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.trainer.reference import Reference
+from areal_like.core.trainer.remote import Trainer
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.weight_files import FileSource
-from areal_like.rollout.teacher import Teacher
-from areal_like.trainer.reference import Reference
-from areal_like.trainer.remote import Trainer
 from areal_like.workflows.make import Workflows
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from allocation.diagnostics import render
 from allocation.views.svg import plan_svg
-from areal_like.config.load import dump
+from areal_like.backends.sglang.decode_graphs import most_captured
+from areal_like.core.config.load import dump
+from areal_like.core.loop.logprob_check import allowed_logprob_diff
 from areal_like.job import Job
 from areal_like.metrics.advice import Advice, GpuSplit
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
 from areal_like.metrics.waiting import WaitingNotes
-from areal_like.rollout.sglang.decode_graphs import most_captured
-from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
 

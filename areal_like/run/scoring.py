@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from areal_like.core.rollout.pool import ServerPool
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.rewards.chat_judge import ChatJudge
 from areal_like.rewards.scoring import Judge, Rewards
-from areal_like.rollout.pool import ServerPool
 from areal_like.run.ready import Scoring
 from areal_like.runtime.processes import UserProcesses
 from areal_like.workflows.make import Workflows

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from areal_like.cluster.interfaces import own_host
-from areal_like.cluster.run import RunCluster
-from areal_like.config.schema import OWN_FILES, RunConfig
+from areal_like.backends.ray.interfaces import own_host
+from areal_like.backends.ray.run import RunCluster
+from areal_like.backends.sglang.teacher import Teacher
+from areal_like.backends.sglang.weight_files import FileSource
+from areal_like.backends.transports.deltas.file_server import FileServer
+from areal_like.core.config.schema import OWN_FILES, RunConfig
+from areal_like.core.rollout.pool import ServerPool
 from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.weight_files import FileSource
-from areal_like.rollout.teacher import Teacher
 from areal_like.run.start import Scorer
-from areal_like.weights.deltas.file_server import FileServer
 from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
-from areal_like.algorithms.types import Algorithm
-from areal_like.cluster.run import RunCluster
-from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import (
+from areal_like.backends.ray.run import RunCluster
+from areal_like.backends.ray.workers import WorkerGroup
+from areal_like.backends.sglang.options import (
+    classifier_arguments,
+    judge_arguments,
+    server_arguments,
+    teacher_arguments,
+)
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.weight_files import FileSource
+from areal_like.backends.training.rank import TrainerRank
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.config.schema import (
     SCORERS,
     ActorConfig,
     ChatJudgeConfig,
@@ -20,25 +29,16 @@ from areal_like.config.schema import (
     TeacherConfig,
     TrainerRole,
 )
-from areal_like.events import span
+from areal_like.core.events import span
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.trainer.engine import EngineSpec, LoRA
+from areal_like.core.trainer.reference import Reference
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.weights.checksum import compare_checksums
+from areal_like.core.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 from areal_like.job import Job
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.options import (
-    classifier_arguments,
-    judge_arguments,
-    server_arguments,
-    teacher_arguments,
-)
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.rollout.sglang.weight_files import FileSource
-from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.run.model_files import local_directory
-from areal_like.trainer.engine import EngineSpec, LoRA
-from areal_like.trainer.rank import TrainerRank
-from areal_like.trainer.reference import Reference
-from areal_like.trainer.remote import Trainer
-from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
+from areal_like.run.supervisor import ServerSupervisor
 
 
 async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: TrainerRole) -> Trainer:

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from areal_like.cluster.run import RunCluster
-from areal_like.cluster.workers import WorkerGroup
-from areal_like.config.schema import RunConfig, TrainerRole
-from areal_like.events import span
+from areal_like.backends.ray.run import RunCluster
+from areal_like.backends.ray.workers import WorkerGroup
+from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.events import span
+from areal_like.core.trainer.reference import Reference
+from areal_like.core.trainer.remote import Trainer
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory
 from areal_like.run.start import carry_user_code, make_reference, start_servers, start_trainer
 from areal_like.run.warm_start import warm_start
 from areal_like.run.warmup_step import run_warmup_step, warmup_roles
-from areal_like.trainer.reference import Reference
-from areal_like.trainer.remote import Trainer
 
 
 class StartupTimes:

@@ -7,13 +7,13 @@ from allocation.model_spec import ModelSpec
 from allocation.parameters import count_held, prediction_layer, stages, total_parameters
 from allocation.plan import EnginePlan
 from allocation.settings import MegatronSettings
-from areal_like.config.schema import RunConfig
+from areal_like.backends.megatron.options import row_multiple
+from areal_like.backends.training.environment import rank_environment
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.trainer.engine import EngineSpec
+from areal_like.core.trainer.packing import alignment_of
 from areal_like.job import Job
 from areal_like.run.start import engine_spec
-from areal_like.trainer.engine import EngineSpec
-from areal_like.trainer.environment import rank_environment
-from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import alignment_of
 
 
 def startup_report(job: Job) -> Iterator[str]:

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from areal_like.cluster.heartbeat import wait_for_silence
-from areal_like.cluster.workers import WorkerGroup
-from areal_like.errors import CheckpointError, RunError, WorkerError
-from areal_like.rollout.supervisor import HOUR_S, first_line
+from areal_like.backends.ray.heartbeat import wait_for_silence
+from areal_like.backends.ray.workers import WorkerGroup
+from areal_like.core.errors import CheckpointError, RunError, WorkerError
+from areal_like.run.supervisor import HOUR_S, first_line
 
 ANSWER_S = 5.0  # that each rank has after a failure to answer; a dead one is known sooner
 SILENCE = 1.5  # times `cluster.host_timeout_s`: until a lost host has been silent for that long

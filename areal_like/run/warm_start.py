@@ -6,14 +6,14 @@ from itertools import islice
 
 import numpy as np
 
-from areal_like.algorithms.batch import supervised_batch
-from areal_like.algorithms.losses import sft
-from areal_like.data.stream import PromptStream
+from areal_like.core.algorithms.batch import supervised_batch
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Batch, LossSpec, Prompt
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, LossSpec, Prompt
 
 SHOW_S = 5.0  # between two lines of progress
 

@@ -5,10 +5,10 @@ from itertools import chain, islice
 
 import numpy as np
 
-from areal_like.config.schema import TrainerRole
+from areal_like.core.config.schema import TrainerRole
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Batch
 from areal_like.job import Job
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch
 
 # Megatron remembers magnitudes for FP8, and captures its first calls as graphs: a warm-up step would be among them.
 _REMEMBERING = {"fp8", "fp4", "cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"}

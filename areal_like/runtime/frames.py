@@ -89,7 +89,7 @@ class Frames(asyncio.Protocol):
             self._transport.abort()
 
 
-_KNOWN = {("areal_like.types", name) for name in ("Trajectory", "Reward", "FinishReason")} | {
+_KNOWN = {("areal_like.core.types", name) for name in ("Trajectory", "Reward", "FinishReason")} | {
     ("numpy", "ndarray"),
     ("numpy", "dtype"),
     ("numpy._core.multiarray", "_reconstruct"),

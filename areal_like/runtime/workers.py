@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import RunError
+from areal_like.core.errors import RunError
 from areal_like.runtime import warden
 from areal_like.runtime import worker as worker_module
 from areal_like.runtime.frames import CALL_NUMBER, Frames, Kind

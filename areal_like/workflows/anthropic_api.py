@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field
 
-from areal_like.types import FinishReason
+from areal_like.core.types import FinishReason
 from areal_like.workflows.continued_answers import merge_answers
 from areal_like.workflows.ignored_fields import leave_out
 from areal_like.workflows.image_parts import ImageBlock, content_of

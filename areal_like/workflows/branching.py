@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.schema import BranchConfig
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.protocol import Score, Workflow
-from areal_like.rollout.turns import Turns
-from areal_like.types import FinishReason, Node, Prompt, Reward, Trajectory
-from areal_like.workflows.joining import as_response, join_parts, not_trained
+from areal_like.core.config.schema import BranchConfig
+from areal_like.core.rollout.joining import as_response, join_parts, not_trained
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.protocol import Score, Workflow
+from areal_like.core.rollout.single_turn import TRAJECTORIES, SingleTurn
+from areal_like.core.rollout.turns import Turns
+from areal_like.core.types import FinishReason, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.prefills import Prefills
-from areal_like.workflows.single_turn import TRAJECTORIES, SingleTurn
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from areal_like.types import FinishReason
+from areal_like.core.types import FinishReason
 from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.replies import MODEL, error_content
 from areal_like.workflows.session import Session

@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.schema import BranchConfig, McpServerConfig
+from areal_like.core.config.schema import BranchConfig, McpServerConfig
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.protocol import Score
+from areal_like.core.rollout.sample import OnTokens
+from areal_like.core.types import FinishReason, Prompt, Reward, Trajectory, generated_in
+from areal_like.core.user_code import Portable
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.protocol import Score
-from areal_like.rollout.sample import OnTokens
 from areal_like.runtime.frames import NotPlain, plain
 from areal_like.runtime.processes import CancelledWithin, TimeLimit, UserProcesses, in_loop
 from areal_like.runtime.remote import CallStart, EndedWorker
-from areal_like.runtime.user_code import Portable
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.outcomes import Outcomes
 from areal_like.workflows.playing import Episode, PlayedGroup, pack_call

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from areal_like.core.rollout.joining import Part, join_parts
+from areal_like.core.rollout.response import Response
+from areal_like.core.rollout.sample import Sampling
+from areal_like.core.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.response import Response
-from areal_like.rollout.sample import Sampling
 from areal_like.runtime.worker import Ask, AskNow
-from areal_like.types import FinishReason, Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.joining import Part, join_parts
 from areal_like.workflows.mcp_servers import Tools
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from areal_like.config.schema import SINGLE_TURN, RunConfig
+from areal_like.backends.sglang.http import Unavailable
+from areal_like.backends.sglang.tool_calls import CALL_STARTS
+from areal_like.core.config.schema import SINGLE_TURN, RunConfig
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.protocol import Score, Workflow
+from areal_like.core.user_code import Portable, load_object
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.protocol import Score, Workflow
-from areal_like.rollout.sglang.http import Unavailable
-from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits as ProcessLimits
-from areal_like.runtime.user_code import Portable, load_object
 from areal_like.workflows.branching import built_in
 from areal_like.workflows.conversation import parsed_arguments
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings

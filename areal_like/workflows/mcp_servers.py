@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from areal_like.config.schema import McpServerConfig
+from areal_like.core.config.schema import McpServerConfig
 
 PARAMETER = "tools"
 _BETWEEN = "__"  # a server's name and a tool's

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from areal_like.errors import RunError
+from areal_like.core.errors import RunError
 from areal_like.workflows import responses_api
 from areal_like.workflows.anthropic_api import AnthropicMessage, as_chat_completion
 from areal_like.workflows.attempts import ONCE, Sending, sending

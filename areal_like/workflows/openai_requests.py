@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
-from areal_like.config.schema import MOST_KEPT
-from areal_like.config.section import LEAST_TEMPERATURE
+from areal_like.core.config.schema import MOST_KEPT
+from areal_like.core.config.section import LEAST_TEMPERATURE
 from areal_like.workflows.continued_answers import find_problem
 from areal_like.workflows.conversation import Message, TemplateContext, parsed_arguments
 from areal_like.workflows.ignored_fields import leave_out

@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
-from areal_like.errors import RunError
+from areal_like.core.errors import RunError
 from areal_like.workflows.session import Session
 
 SECONDS = ("start_s", "wait_s")  # of a sandbox's usage

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.config.schema import McpServerConfig
+from areal_like.core.config.schema import McpServerConfig
+from areal_like.core.rollout.sample import Sampling
+from areal_like.core.types import Prompt, Trajectory
+from areal_like.core.user_code import Portable, UserCodeError, where_it_failed
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.sample import Sampling
 from areal_like.runtime.frames import Unanswered
-from areal_like.runtime.user_code import Portable, UserCodeError, where_it_failed
 from areal_like.runtime.worker import Ask, AskNow, Handler, has_memory_limit
-from areal_like.types import Prompt, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.group import Rollout
 from areal_like.workflows.mcp_servers import PARAMETER as TOOLS

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.columns import Values
-from areal_like.rollout.response import Response
-from areal_like.types import Ints, Trajectory
-from areal_like.workflows.joining import as_response, join_columns
+from areal_like.core.columns import Values
+from areal_like.core.rollout.joining import as_response, join_columns
+from areal_like.core.rollout.response import Response
+from areal_like.core.types import Ints, Trajectory
 
 
 class NotGenerated(Exception):

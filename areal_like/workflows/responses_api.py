@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, Field
 
-from areal_like.types import FinishReason
+from areal_like.core.types import FinishReason
 from areal_like.workflows.conversation import as_sent
 from areal_like.workflows.ignored_fields import DEFAULTS, check_default
 from areal_like.workflows.image_parts import InputImage, content_of

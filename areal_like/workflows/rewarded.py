@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from areal_like.core.types import Reward
+from areal_like.core.user_code import UserCodeError
 from areal_like.rewards.functions import VALUE, as_reward
-from areal_like.runtime.user_code import UserCodeError
-from areal_like.types import Reward
 
 STATES = "states"  # key of a dict with a list of texts or whole numbers, which name the states in which turns start
 TURNS = "turns"  # key of a dict with a list of rewards of turns; their sum is recorded under this name

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from areal_like.config.schema import MOST_KEPT
+from areal_like.core.config.schema import MOST_KEPT
+from areal_like.core.errors import RunError
+from areal_like.core.images import Images
+from areal_like.core.rollout.response import Response
+from areal_like.core.rollout.sample import OnTokens, Sampling
+from areal_like.core.types import TEMPERATURES, FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.data.processor import images_of
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.errors import RunError
-from areal_like.images import Images
-from areal_like.rollout.response import Response
-from areal_like.rollout.sample import OnTokens, Sampling
-from areal_like.types import TEMPERATURES, FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.attempts import ONCE, Attempt, Attempts, Sending
 from areal_like.workflows.compaction import find_summary
 from areal_like.workflows.continued_answers import start_of, with_answer

@@ -8,7 +8,7 @@ shared part ends early: the first different request is generated, and so are all
 import asyncio
 from collections.abc import Sequence
 
-from areal_like.config.schema import BranchConfig
+from areal_like.core.config.schema import BranchConfig
 from areal_like.workflows.session import Session
 from areal_like.workflows.turn import Turn
 

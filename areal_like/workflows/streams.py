@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from areal_like.errors import RunError
+from areal_like.core.errors import RunError
 from areal_like.workflows.attempts import Attempt
 from areal_like.workflows.refusal import Refused
 from areal_like.workflows.session import Request, Session

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.columns import COLUMNS
-from areal_like.images import Images
-from areal_like.rollout.response import Response
-from areal_like.types import TURN_REWARDS, TURN_STATES, Ints, Node, Prompt, Reward, Trajectory
+from areal_like.core.columns import COLUMNS
+from areal_like.core.images import Images
+from areal_like.core.rollout.joining import Part, join_parts, not_trained
+from areal_like.core.rollout.response import Response
+from areal_like.core.types import TURN_REWARDS, TURN_STATES, Ints, Node, Prompt, Reward, Trajectory
 from areal_like.workflows.conversation import Continuity, Message, TemplateContext
-from areal_like.workflows.joining import Part, join_parts, not_trained
 
 
 @dataclass(eq=False)

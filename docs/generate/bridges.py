@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from areal_like.trainer.megatron.bridges.support import BRIDGES, converting_bridges
+from areal_like.backends.megatron.bridges.support import BRIDGES, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "bridges.md"
 MODELS = runpy.run_path(str(Path(__file__).parents[2] / "tests/models/tiny_models.py"))

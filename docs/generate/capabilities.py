@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from areal_like.registry import find_modules
+from areal_like.core.registry import find_modules
 
 ROOT = Path(__file__).parents[2]
-PAGE, KEYS = ROOT / "docs/capability.md", ROOT / "areal_like/config/capability_keys.toml"
+PAGE, KEYS = ROOT / "docs/capability.md", ROOT / "areal_like/core/config/capability_keys.toml"
 BEGIN, END = "<!-- by docs/generate/capabilities.py -->\n", "<!-- end -->"
 
 

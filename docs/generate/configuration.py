@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import yaml
 from pydantic.fields import FieldInfo
 
-from areal_like.config.keys import entries_of, members, section_of
-from areal_like.config.schema import Ignored, RunConfig, Section
+from areal_like.core.config.keys import entries_of, members, section_of
+from areal_like.core.config.schema import Ignored, RunConfig, Section
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
 
 HEAD = """\
 # Configuration of a run
 
-Generated from `areal_like/config/schema/` by `python docs/generate/configuration.py`; do not edit.
+Generated from `areal_like/core/config/schema/` by `python docs/generate/configuration.py`; do not edit.
 
 A key is written `section.key`, and on the command line `section.key=value` after the options. `null` unsets an optional key. A key
 that is set but ignored is reported as a warning. [run.md](run.md) describes how the sections work together. Keys that have the same

@@ -17,12 +17,12 @@ from allocation.adapters import attention_layers
 from allocation.diagnostics import Finding, has_errors
 from allocation.families import FAMILIES, TRAINED
 from allocation.model_spec import ModelSpec, from_config
-from areal_like.config.schema import ALL_LINEAR, RunConfig
+from areal_like.backends.fsdp.support import SPLIT, WITH_IMAGES
+from areal_like.backends.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
+from areal_like.core.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.images import DEEPSTACK_SERVED
 from areal_like.preflight.lora import check_lora
 from areal_like.preflight.trainable import check_layout, find_servers
-from areal_like.trainer.fsdp.support import SPLIT, WITH_IMAGES
-from areal_like.trainer.megatron.bridges.support import BRIDGES, architecture_of, converting_bridges
 
 PAGE = Path(__file__).parents[1] / "models.md"
 MODELS = runpy.run_path(str(Path(__file__).parents[2] / "tests/models/tiny_models.py"))

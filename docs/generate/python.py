@@ -12,7 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from areal_like.registry import find_modules
+from areal_like.core.registry import find_modules
 
 PAGE = Path(__file__).parents[1] / "python.md"
 HEAD = """\
@@ -24,8 +24,8 @@ exceptions that they document.
 CHAPTERS = {
     "A run": {"areal_like": ["train", *(name for _, module in find_modules("interface") for name in module.INTERFACE)]},
     "Types of rewards, workflows and algorithms": {
-        "areal_like.types": ["Prompt", "Reward", "Trajectory", "FinishReason"],
-        "areal_like.algorithms.types": ["Algorithm", "Experience"],
+        "areal_like.core.types": ["Prompt", "Reward", "Trajectory", "FinishReason"],
+        "areal_like.core.algorithms.types": ["Algorithm", "Experience"],
     },
     "The allocation compiler": {"allocation": []},  # all that it names in __all__
     "Other systems' settings": {"allocation.convert": ["read", "write"]},

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from splits import Instruction, OutputDir, Overwrite, write_splits
 
-from areal_like.config.schema import DatasetConfig
+from areal_like.core.config.schema import DatasetConfig
 from areal_like.data.records import read_records
 from areal_like.data.rows import DatasetError, Record
 

@@ -4,8 +4,8 @@
         algorithm=examples/own_algorithm/reinforce.py:make actor.ppo_n_minibatches=1
 """
 
-from areal_like.algorithms.types import Algorithm
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.types import LossSpec
 
 
 def targets(experience):

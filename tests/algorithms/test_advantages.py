@@ -9,14 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerance import assert_close
 
-from areal_like.algorithms.advantages import estimate, gae, normalise, overlong_penalty
-from areal_like.algorithms.batch import policy_batches
-from areal_like.algorithms.kl import divergence
-from areal_like.algorithms.losses import decoupled_ppo
-from areal_like.algorithms.settings import FROM_GROUP_MEAN, IN_BATCH, IN_GROUP, LEFT_OUT, NOTHING, PRESETS, Settings
-from areal_like.algorithms.types import Algorithm, Experience
-from areal_like.config.schema import NormConfig
-from areal_like.types import Batch, LossSpec
+from areal_like.core.algorithms.advantages import estimate, gae, normalise, overlong_penalty
+from areal_like.core.algorithms.batch import policy_batches
+from areal_like.core.algorithms.kl import divergence
+from areal_like.core.algorithms.losses import decoupled_ppo
+from areal_like.core.algorithms.settings import (
+    FROM_GROUP_MEAN,
+    IN_BATCH,
+    IN_GROUP,
+    LEFT_OUT,
+    NOTHING,
+    PRESETS,
+    Settings,
+)
+from areal_like.core.algorithms.types import Algorithm, Experience
+from areal_like.core.config.schema import NormConfig
+from areal_like.core.types import Batch, LossSpec
 
 
 def norm_of(rewards, groups, norm=IN_GROUP):

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from areal_like.algorithms.batch import (
+from areal_like.core.algorithms.batch import (
     constant_length,
     join,
     number_samples,
@@ -15,9 +15,9 @@ from areal_like.algorithms.batch import (
     sequence_mean,
     supervised_batch,
 )
-from areal_like.algorithms.presets import make_algorithm
-from areal_like.config.schema import RunConfig
-from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Batch, FinishReason, Trajectory
+from areal_like.core.algorithms.presets import make_algorithm
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Batch, FinishReason, Trajectory
 
 RUN = {"experiment_name": "a", "train_dataset": {"path": "b"}, "actor": {"path": "c"}}
 GRPO = make_algorithm(RunConfig.model_validate(RUN))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tolerance import close_to
 
-from areal_like.algorithms.losses import (
+from areal_like.core.algorithms.losses import (
     LossInputs,
     Sequences,
     ValueLoss,
@@ -19,9 +19,9 @@ from areal_like.algorithms.losses import (
     sft,
     value_loss,
 )
-from areal_like.algorithms.objectives import cpgd, gmpo, sapo, topr
-from areal_like.algorithms.settings import PRESETS, Settings
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.objectives import cpgd, gmpo, sapo, topr
+from areal_like.core.algorithms.settings import PRESETS, Settings
+from areal_like.core.types import LossSpec
 
 SETTINGS = Settings(eps_clip=0.2, eps_clip_higher=0.28, behave_imp_weight_cap=2.0)
 

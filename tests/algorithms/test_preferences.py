@@ -7,9 +7,9 @@ import pytest
 import torch
 from tolerance import assert_close, close_to
 
-from areal_like.algorithms.preferences import every_pair
-from areal_like.algorithms.types import Experience
-from areal_like.types import Batch
+from areal_like.core.algorithms.preferences import every_pair
+from areal_like.core.algorithms.types import Experience
+from areal_like.core.types import Batch
 
 type Reals = list[float]
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.algorithms.batch import policy_batches
-from areal_like.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
-from areal_like.algorithms.objectives import cpgd
-from areal_like.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
-from areal_like.algorithms.settings import KEYS, PRESETS, Settings, settings_of
-from areal_like.algorithms.types import Algorithm, Experience
-from areal_like.columns import Ragged
-from areal_like.config.schema import ActorConfig, RunConfig
-from areal_like.runtime.user_code import UserCodeError
-from areal_like.sampling_masks import KEPT
-from areal_like.types import TEMPERATURES, TURN_REWARDS, Batch, FinishReason, Trajectory
+from areal_like.core.algorithms.batch import policy_batches
+from areal_like.core.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
+from areal_like.core.algorithms.objectives import cpgd
+from areal_like.core.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
+from areal_like.core.algorithms.settings import KEYS, PRESETS, Settings, settings_of
+from areal_like.core.algorithms.types import Algorithm, Experience
+from areal_like.core.columns import Ragged
+from areal_like.core.config.schema import ActorConfig, RunConfig
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import TEMPERATURES, TURN_REWARDS, Batch, FinishReason, Trajectory
+from areal_like.core.user_code import UserCodeError
 
 
 def config(algorithm: str, actor: dict | None = None, **sections: dict) -> RunConfig:
@@ -111,7 +111,7 @@ def write(folder: Path, text: str) -> str:
 def test_an_algorithm_of_a_user(tmp_path: Path) -> None:
     text = """
 from dataclasses import replace
-from areal_like.algorithms.presets import ALGORITHMS
+from areal_like.core.algorithms.presets import ALGORITHMS
 
 def make(config):
     return replace(ALGORITHMS["grpo"](config), targets=lambda experience: {"advantages": experience.rewards})
@@ -127,7 +127,10 @@ def make(config):
         ("import nowhere\n", "cannot be imported: line 1: ModuleNotFoundError: No module named 'nowhere'"),
         ("def other(config): pass\n", "has no 'make'; it has other"),
         ("def make(config):\n    return config.actr\n", "failed: line 2: AttributeError"),
-        ("def make(config):\n    return 'grpo'\n", "returned 'grpo', not an areal_like.algorithms.types.Algorithm"),
+        (
+            "def make(config):\n    return 'grpo'\n",
+            "returned 'grpo', not an areal_like.core.algorithms.types.Algorithm",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_algorithm_of_a_user_is_said(tmp_path: Path, text: str, words: str) -> None:

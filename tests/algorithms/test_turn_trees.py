@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tolerance import assert_close
 
-from areal_like.algorithms.advantages import estimate
-from areal_like.algorithms.batch import join, with_field
-from areal_like.algorithms.settings import FROM_GROUP_MEAN, PRESETS, Settings
-from areal_like.types import TURN_REWARDS, FinishReason, Node, Trajectory
+from areal_like.core.algorithms.advantages import estimate
+from areal_like.core.algorithms.batch import join, with_field
+from areal_like.core.algorithms.settings import FROM_GROUP_MEAN, PRESETS, Settings
+from areal_like.core.types import TURN_REWARDS, FinishReason, Node, Trajectory
 
 CENTRED = Settings(reward_norm=FROM_GROUP_MEAN)
 

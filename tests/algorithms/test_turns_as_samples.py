@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tolerance import assert_close
 
-from areal_like.algorithms.advantages import estimate, shape_rewards
-from areal_like.algorithms.batch import join, minibatches, turn_mean
-from areal_like.algorithms.settings import PRESETS, Settings
-from areal_like.algorithms.topr import estimate_with_signs
-from areal_like.config.schema import NormConfig
-from areal_like.types import TURN_REWARDS, TURN_STATES, FinishReason, Trajectory
+from areal_like.core.algorithms.advantages import estimate, shape_rewards
+from areal_like.core.algorithms.batch import join, minibatches, turn_mean
+from areal_like.core.algorithms.settings import PRESETS, Settings
+from areal_like.core.algorithms.topr import estimate_with_signs
+from areal_like.core.config.schema import NormConfig
+from areal_like.core.types import TURN_REWARDS, TURN_STATES, FinishReason, Trajectory
 
 IN_GROUP = NormConfig(mean_level="group", std_level="group", std_unbiased=True)
 FROM_MEAN = NormConfig(mean_level="group")

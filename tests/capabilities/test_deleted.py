@@ -10,7 +10,7 @@ from running import CONFIG, Run, run
 from trees import ROOT, copy_tree, run_in
 
 FOLDER = "areal_like/capabilities"
-KEYS = tomllib.loads((ROOT / "areal_like/config/capability_keys.toml").read_text())
+KEYS = tomllib.loads((ROOT / "areal_like/core/config/capability_keys.toml").read_text())
 NAMES = sorted(file.parent.name for file in (ROOT / FOLDER).glob("*/capability.py"))
 DELETED = [f"{FOLDER}/{name}" for name in NAMES] + [FOLDER]
 TESTS = ("tests/run/test_loop.py", "tests/run/test_train_step.py", "tests/config/test_load.py")

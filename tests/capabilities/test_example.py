@@ -41,7 +41,7 @@ def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> Non
     keys = run_in(tree, "docs/generate/capabilities.py")
     assert (
         keys.returncode == 0
-        and '["gconfig.long_tokens"]' in (tree / "areal_like/config/capability_keys.toml").read_text()
+        and '["gconfig.long_tokens"]' in (tree / "areal_like/core/config/capability_keys.toml").read_text()
     )
 
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/long_share": 0.25}\n')

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from areal_like.checkpoint.distributed import _Reader
+from areal_like.backends.megatron.distributed import _Reader
 
 
 def pickled(module: str, name: str) -> bytes:

@@ -19,24 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import HUNG_S
 
-from areal_like.algorithms.presets import make_algorithm
-from areal_like.checkpoint.journal import Journal, Step, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
-from areal_like.config.load import load
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.algorithms.presets import make_algorithm
+from areal_like.core.checkpoint.journal import Journal, Step, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.core.config.load import load
+from areal_like.core.errors import DirectoryTaken
+from areal_like.core.loop.evaluation import Evaluator
+from areal_like.core.loop.loop import Parts, reinforce
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.data.prompt_values import prompt_keys
-from areal_like.data.stream import PromptStream
-from areal_like.errors import DirectoryTaken
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.directory import RunDirectory, run_directory
-from areal_like.run.evaluation import Evaluator
-from areal_like.run.loop import Parts, reinforce
-from areal_like.run.policies import Policy
-from areal_like.run.prompt_results import PromptResults
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("resume after SIGKILL")
 

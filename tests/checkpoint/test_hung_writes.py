@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.checkpoint.journal import Journal, Step
-from areal_like.checkpoint.recovery import Recovery
-from areal_like.checkpoint.state import RunState
-from areal_like.checkpoint.store import JOURNAL, Store, newest
-from areal_like.config.schema import RecoverConfig
-from areal_like.errors import CheckpointError
-from areal_like.trainer.remote import Trainer
+from areal_like.core.checkpoint.journal import Journal, Step
+from areal_like.core.checkpoint.recovery import Recovery
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.store import JOURNAL, Store, newest
+from areal_like.core.config.schema import RecoverConfig
+from areal_like.core.errors import CheckpointError
+from areal_like.core.trainer.remote import Trainer
 
 
 class Saving:

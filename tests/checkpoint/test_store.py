@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from areal_like.checkpoint.journal import Journal, Step, count_steps
-from areal_like.checkpoint.state import RunState
-from areal_like.checkpoint.store import JOURNAL, Store, newest
-from areal_like.errors import CheckpointError, RecordError
+from areal_like.core.checkpoint.journal import Journal, Step, count_steps
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.store import JOURNAL, Store, newest
+from areal_like.core.errors import CheckpointError, RecordError
 
 
 def save(store: Store, version: int) -> Path:

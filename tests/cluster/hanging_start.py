@@ -9,10 +9,10 @@ from typing import Any
 import ray
 
 import allocation
-from areal_like.cluster import ray_cluster
-from areal_like.cluster.run import run_cluster
-from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import ClusterError
+from areal_like.backends.ray import ray_cluster
+from areal_like.backends.ray.run import run_cluster
+from areal_like.core.config.schema import SchedulerConfig
+from areal_like.core.errors import ClusterError
 
 
 def hang(*_: Any, _temp_dir: str, **__: Any) -> None:

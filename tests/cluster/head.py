@@ -14,7 +14,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group
 
-from areal_like.cluster.lifetime import run_lifetime
+from areal_like.backends.ray.lifetime import run_lifetime
 
 n_nodes, n_gpus, n_cpus = map(int, sys.argv[1:])
 with run_lifetime(f"head{os.getpid()}") as directory:

@@ -23,9 +23,9 @@ from lingering import wait
 
 import allocation
 from allocation import Device
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.cluster.run import run_cluster
-from areal_like.config.schema import SchedulerConfig
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.ray.run import run_cluster
+from areal_like.core.config.schema import SchedulerConfig
 from areal_like.rewards import worker
 from areal_like.rewards.pool import RewardPool
 

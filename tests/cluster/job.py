@@ -17,12 +17,12 @@ from typing import Any
 
 import allocation
 from allocation import Device
-from areal_like.cluster.lifetime import spawn, temporary_directory
-from areal_like.cluster.placement import place
-from areal_like.cluster.ports import reserve_port
-from areal_like.cluster.run import RunCluster, run_cluster
-from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import ClusterError, WorkerError
+from areal_like.backends.ray.lifetime import spawn, temporary_directory
+from areal_like.backends.ray.placement import place
+from areal_like.backends.ray.ports import reserve_port
+from areal_like.backends.ray.run import RunCluster, run_cluster
+from areal_like.core.config.schema import SchedulerConfig
+from areal_like.core.errors import ClusterError, WorkerError
 
 PLAN = allocation.compile("megatron:d2", cluster=allocation.Cluster(1, 2))
 LISTENER = """

@@ -97,7 +97,7 @@ def player(_: bytes) -> Any:
 
 
 async def main(end: str, folder: Path) -> None:
-    from areal_like.cluster.lifetime import run_lifetime
+    from areal_like.backends.ray.lifetime import run_lifetime
     from areal_like.runtime.processes import UserProcesses
     from areal_like.runtime.remote import CallStart, EndedWorker, WorkerLimits
 

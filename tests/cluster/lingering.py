@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from areal_like.cluster.lineage import identity
+from areal_like.backends.ray.lineage import identity
 
 
 def wait(folder: str) -> None:

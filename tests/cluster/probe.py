@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from allocation import Device, Plan
-from areal_like.cluster.run import RunCluster, run_cluster
-from areal_like.cluster.shared_files import FileSharing, Need
-from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import ClusterError
+from areal_like.backends.ray.run import RunCluster, run_cluster
+from areal_like.backends.ray.shared_files import FileSharing, Need
+from areal_like.core.config.schema import SchedulerConfig
+from areal_like.core.errors import ClusterError
 
 SHOWN = (
     "CUDA_VISIBLE_DEVICES",

@@ -17,9 +17,9 @@ import ray_victims  # by this name workers find its class
 
 import allocation
 from allocation import Device
-from areal_like.cluster.run import RunCluster, run_cluster
-from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import RunError
+from areal_like.backends.ray.run import RunCluster, run_cluster
+from areal_like.core.config.schema import SchedulerConfig
+from areal_like.core.errors import RunError
 
 
 class Rank:

@@ -15,9 +15,9 @@ from clusters import HERE, ROOT, ExistingCluster, existing_cluster
 
 import allocation
 from allocation import Cluster, Device, Plan
-from areal_like.cluster.resources import check_existing
-from areal_like.config.load import load
-from areal_like.config.schema import SchedulerConfig
+from areal_like.backends.ray.resources import check_existing
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import SchedulerConfig
 from areal_like.preflight.layout import find_plan
 
 pytestmark = pytest.mark.long
@@ -172,15 +172,13 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
     nobody = SchedulerConfig(type="ray", address="127.0.0.1:1")
     ((_, key, message, _),) = check_existing(nobody, plan, uses_gpus=True)
     assert key == "scheduler.address" and "nothing answers at 127.0.0.1:1" in message
-    monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
+    monkeypatch.setattr("areal_like.backends.ray.resources.ASK_LIMIT_S", 0.1)
     ((_, key, message, _),) = check(four_nodes, plan)
     assert key == "scheduler.address" and "did not list its nodes within 0.1 s" in message
 
 
 def test_a_host_without_a_cluster(tmp_path: Path) -> None:
-    code = (
-        "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.cluster.resources import main"
-    )
+    code = "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.backends.ray.resources import main"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
     answer = subprocess.run([sys.executable, "-c", f"{code}; main()", "auto"], env=env, capture_output=True, text=True)
     problem = json.loads(answer.stdout.splitlines()[-1])["problem"]

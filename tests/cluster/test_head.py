@@ -12,14 +12,14 @@ import psutil
 import pytest
 from limits import HUNG_S
 
-from areal_like.cluster import head
-from areal_like.cluster.head import head_watched
-from areal_like.errors import ClusterError
+from areal_like.backends.ray import head
+from areal_like.backends.ray.head import head_watched
+from areal_like.core.errors import ClusterError
 
 CARETAKER = """
 import subprocess, sys, threading
 from pathlib import Path
-from areal_like.cluster import head, lifetime
+from areal_like.backends.ray import head, lifetime
 head.LOST_S, head.BEAT_S, lifetime.RETURN_S = 1.0, 0.1, 4.0
 lifetime.Caretaker("caretaker-test", Path(sys.argv[1]), [sys.argv[2]])
 print(subprocess.Popen(["sleep", "3600"], stdout=subprocess.DEVNULL).pid, flush=True)

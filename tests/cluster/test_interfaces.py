@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from allocation import Device
-from areal_like.cluster import interfaces
-from areal_like.cluster.interfaces import choose, own_host, use_interface
-from areal_like.cluster.placement import Placement, Slot
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
-from areal_like.errors import ClusterError
+from areal_like.backends.ray import interfaces
+from areal_like.backends.ray.interfaces import choose, own_host, use_interface
+from areal_like.backends.ray.placement import Placement, Slot
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.errors import ClusterError
 
 NODE = [("eth0", "10.0.0.7"), ("ib0", "fd00::7"), ("ib0", "10.20.0.7"), ("v6", "2001:db8::7")]
 

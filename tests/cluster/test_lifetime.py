@@ -21,11 +21,11 @@ import pytest
 from clusters import ExistingCluster, existing_cluster
 from limits import HUNG_S
 
-from areal_like.cluster import lifetime
-from areal_like.cluster.janitor import members
-from areal_like.cluster.lifetime import run_lifetime, spawn
-from areal_like.cluster.lineage import identity, lives
-from areal_like.cluster.ports import listen, reserve_port
+from areal_like.backends.ray import lifetime
+from areal_like.backends.ray.janitor import members
+from areal_like.backends.ray.lifetime import run_lifetime, spawn
+from areal_like.backends.ray.lineage import identity, lives
+from areal_like.backends.ray.ports import listen, reserve_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -197,7 +197,7 @@ def test_a_clean_up_that_hangs_fails_no_run(monkeypatch: pytest.MonkeyPatch, cap
 
 FORKS = """
 import os, secrets, time
-from areal_like.cluster.lifetime import run_lifetime
+from areal_like.backends.ray.lifetime import run_lifetime
 with run_lifetime(secrets.token_hex(6)) as directory:
     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)  # what became the janitor's parent ends once it knows its owner
     if child := os.fork():

@@ -16,9 +16,9 @@ from clusters import HERE, ROOT, existing_cluster
 
 import allocation
 from allocation import Cluster
-from areal_like.cluster import nodes
-from areal_like.cluster.nodes import NodeReport, check_nodes, differences
-from areal_like.errors import ClusterError
+from areal_like.backends.ray import nodes
+from areal_like.backends.ray.nodes import NodeReport, check_nodes, differences
+from areal_like.core.errors import ClusterError
 
 ALIKE = NodeReport(
     "10.0.0.1", "3.12.1", {"torch": "2.9.1", "ray": "2.60.0"}, ["H200"], ["570.1"], 64 << 30, 9 << 30, "/tmp", [], 0.0

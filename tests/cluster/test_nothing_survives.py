@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.cluster.lineage import identity, lives
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.ray.lineage import identity, lives
 
 HERE = Path(__file__).parent
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -49,7 +49,7 @@ def test_nothing_of_ray_survives(tmp_path: Path, how: str, ended: str, number: i
 
 WORKER = """
 import os, sys
-from areal_like.cluster.lifetime import end_with_run, join_run
+from areal_like.backends.ray.lifetime import end_with_run, join_run
 from hostile_job import hang
 join_run(sys.argv[1])
 end_with_run(sys.argv[1])

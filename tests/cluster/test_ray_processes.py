@@ -12,7 +12,7 @@ import psutil
 import pytest
 from limits import HUNG_S
 
-from areal_like.cluster.janitor import RUN_VARIABLE
+from areal_like.backends.ray.janitor import RUN_VARIABLE
 
 HERE = Path(__file__).parent
 END_S = 30.0  # Ray itself would end the controller after 60 s, without an error

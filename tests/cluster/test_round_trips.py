@@ -18,11 +18,11 @@ import pytest
 import ray
 
 import allocation
-from areal_like.cluster import nodes
-from areal_like.cluster import run as cluster_run
-from areal_like.cluster.nodes import check_nodes
-from areal_like.cluster.placement import place
-from areal_like.cluster.run import RunCluster, _caretakers
+from areal_like.backends.ray import nodes
+from areal_like.backends.ray import run as cluster_run
+from areal_like.backends.ray.nodes import check_nodes
+from areal_like.backends.ray.placement import place
+from areal_like.backends.ray.run import RunCluster, _caretakers
 from benchmarks.simulated_time import SimulatedLoop, simulate
 
 FACTS = {

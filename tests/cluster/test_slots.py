@@ -14,9 +14,9 @@ from ray._private import services
 from ray.exceptions import RpcError, WorkerCrashedError
 
 import allocation
-from areal_like.cluster import placement, ray_cluster
-from areal_like.config.schema import SchedulerConfig
-from areal_like.errors import ClusterError
+from areal_like.backends.ray import placement, ray_cluster
+from areal_like.core.config.schema import SchedulerConfig
+from areal_like.core.errors import ClusterError
 
 
 class Task:

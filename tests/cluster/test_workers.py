@@ -8,8 +8,8 @@ import pytest
 from limits import HUNG_S
 from ray.exceptions import ObjectStoreFullError
 
-from areal_like.cluster.workers import WorkerGroup, WorkerHandle
-from areal_like.errors import WorkerError
+from areal_like.backends.ray.workers import WorkerGroup, WorkerHandle
+from areal_like.core.errors import WorkerError
 
 
 class Full:

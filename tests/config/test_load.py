@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import all_keys
-from areal_like.config.load import dump, load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import all_keys
+from areal_like.core.config.load import dump, load
 
 NAME = "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`"
 EXAMPLE = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

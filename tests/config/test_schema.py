@@ -4,8 +4,8 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from areal_like.config.keys import all_keys, annotation_of, section_of
-from areal_like.config.schema import RunConfig, Section
+from areal_like.core.config.keys import all_keys, annotation_of, section_of
+from areal_like.core.config.schema import RunConfig, Section
 
 
 def sections(section=RunConfig):

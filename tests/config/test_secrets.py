@@ -12,15 +12,15 @@ import yaml
 from typer.testing import CliRunner
 
 from areal_like import commands
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import dump, load
-from areal_like.config.secrets import MASK
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import dump, load
+from areal_like.core.config.secrets import MASK
+from areal_like.core.types import Prompt
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import make_sinks
 from areal_like.preflight.resume import check_resume
 from areal_like.run.directory import run_directory
-from areal_like.types import Prompt
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 PROMPTS = [Prompt(0, [0])]

@@ -9,14 +9,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from areal_like.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
+from areal_like.core.config.schema import ArithmeticConfig, DatasetConfig, ValidDatasetConfig
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import Prompt
 from areal_like.data.dataset import fingerprints, load_prompts
 from areal_like.data.rows import DatasetError
-from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.rewards.gsm8k import verify
 from areal_like.rewards.verifiers import REWARDS
-from areal_like.types import Prompt
 
 BYTES = Tokenizer.make("bytes")
 ROWS = [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import AddedToken
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.tokenizers import make_tokenizer

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from vision_models import picture, write_files
 
-from areal_like.config.schema import DatasetConfig
+from areal_like.core.config.schema import DatasetConfig
+from areal_like.core.images import as_data_url
 from areal_like.data.dataset import load_prompts
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.images import as_data_url
 
 BYTES = Tokenizer.make("bytes")
 # Writes everything that a message has, as chat templates do, and tells null from missing

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.schema import DatasetConfig
+from areal_like.core.config.schema import DatasetConfig
 from areal_like.data.records import read_records
 
 ROOT = Path(__file__).parents[2]

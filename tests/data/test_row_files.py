@@ -14,7 +14,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 from vision_models import picture, write_files
 
-from areal_like.config.schema import DatasetConfig, ValidDatasetConfig
+from areal_like.core.config.schema import DatasetConfig, ValidDatasetConfig
 from areal_like.data.dataset import load_prompts
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer

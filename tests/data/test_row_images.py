@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from vision_models import picture, write_files
 
-from areal_like.config.schema import TrainDatasetConfig
+from areal_like.core.config.schema import TrainDatasetConfig
+from areal_like.core.images import as_data_url
 from areal_like.data.dataset import DatasetError, fingerprints, load_prompts
 from areal_like.data.prompt_values import prompt_keys
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.images import as_data_url
 
 ONE, TWO = picture(60, 40), picture(40, 90, 1, "JPEG")
 QUESTION = "<image>What is in <image>?"

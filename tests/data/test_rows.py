@@ -8,13 +8,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from areal_like.config.schema import ArithmeticConfig, DatasetConfig, MixtureConfig, TrainDatasetConfig
+from areal_like.core.config.schema import ArithmeticConfig, DatasetConfig, MixtureConfig, TrainDatasetConfig
+from areal_like.core.rollout.stream import PromptStream, shares
+from areal_like.core.types import Prompt
 from areal_like.data.dataset import hinted_tokens, load_prompts
 from areal_like.data.rows import DatasetError
-from areal_like.data.stream import PromptStream, shares
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.verifiers import REWARDS
-from areal_like.types import Prompt
 
 BYTES = Tokenizer.make("bytes")
 CHECK = REWARDS["gsm8k"].check

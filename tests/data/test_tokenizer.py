@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import write_init_model
 

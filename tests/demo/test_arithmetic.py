@@ -3,7 +3,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from areal_like.config.schema import ArithmeticConfig
+from areal_like.core.config.schema import ArithmeticConfig
 from areal_like.demo.arithmetic import SPLITS, generate, split_of
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
+from areal_like.core.images import as_data_url, decode, draw
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.demo.init_model import write_init_model
-from areal_like.images import as_data_url, decode, draw
 
 DENSE = InitModelConfig()
 SEEING = InitModelConfig(tokenizer="bytes", vision_layers=2)

@@ -22,8 +22,8 @@ from limits import HUNG_S
 from namespaces import Host, hosts
 from running import ROOT, Run, writing
 
-from areal_like.checkpoint.journal import Journal, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.core.checkpoint.journal import Journal, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
 
 PORT = 6379
 STEADY_S = 5.0  # after which a raylet counts as started

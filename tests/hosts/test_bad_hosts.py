@@ -10,7 +10,7 @@ from host_runs import cluster_on
 from namespaces import Host, reason_to_skip
 from running import CONFIG, ENDLESS, writing
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.demo.init_model import write_init_model
 
 pytestmark = [

@@ -15,7 +15,7 @@ from host_runs import Cluster, check_exactly_once, cluster_on, interrupt, ray_on
 from namespaces import Host, reason_to_skip
 from running import ENDLESS, SCRIPT, Run
 
-from areal_like.cluster.janitor import RUN_VARIABLE
+from areal_like.backends.ray.janitor import RUN_VARIABLE
 
 pytestmark = [
     pytest.mark.hosts,

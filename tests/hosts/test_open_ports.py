@@ -130,7 +130,7 @@ def test_a_host_outside_of_the_cluster_is_refused_at_every_port(tmp_path: Path, 
         command = commands.get(where, "")
         silent = verdict == "is silent" and command.startswith(SILENT) and transport == "collective"
         assert verdict == "refuses" or silent, f"{where} of {command} {verdict}"
-    (server,) = (where for where, command in commands.items() if "areal_like.rollout.sglang.launcher" in command)
+    (server,) = (where for where, command in commands.items() if "areal_like.backends.sglang.launcher" in command)
     assert verdicts[server] == "refuses"
     assert server[1] in RANGE
     # the server, and where it downloads weights; the rendezvous of trainer and server is closed

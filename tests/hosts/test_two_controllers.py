@@ -11,7 +11,7 @@ from host_runs import check_exactly_once, cluster_on, interrupt
 from namespaces import reason_to_skip
 from running import ENDLESS
 
-from areal_like.checkpoint.store import DIRECTORY
+from areal_like.core.checkpoint.store import DIRECTORY
 
 pytestmark = [
     pytest.mark.hosts,

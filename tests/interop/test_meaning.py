@@ -7,8 +7,8 @@ import meanings
 import pytest
 import yaml
 
-from areal_like.algorithms.settings import KEYS, PRESETS, settings_of
-from areal_like.config.load import load
+from areal_like.core.algorithms.settings import KEYS, PRESETS, settings_of
+from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 from areal_like.interop.keys import DEFAULTS, TABLES, entry
 from areal_like.interop.migrate import migrate

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from allocation.convert.settings import Reading
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import all_keys, annotation_of
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
-from areal_like.config.validate import unknown_key
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import all_keys, annotation_of
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
+from areal_like.core.config.validate import unknown_key
 from areal_like.demo.init_model import write_init_model
 from areal_like.interop.keys import TABLES, known_elsewhere
 from areal_like.interop.migrate import Migration, migrate
@@ -140,7 +140,7 @@ def model(tmp_path_factory):
 def cluster(monkeypatch):
     """What an existing Ray cluster answers when it is asked what it has."""
     answer = {"nodes": [{"CPU": 64.0}] * 2, "free": {}}
-    monkeypatch.setattr("areal_like.cluster.resources._ask", lambda address: answer)
+    monkeypatch.setattr("areal_like.backends.ray.resources._ask", lambda address: answer)
 
 
 def checked(done, folder, model, **row):

@@ -13,13 +13,13 @@ import pytest
 import typer
 
 from areal_like import cli, launch
-from areal_like.errors import RecordError
+from areal_like.core.errors import RecordError
+from areal_like.core.types import FinishReason, Trajectory
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.metrics.sinks.tensorboard import TensorBoard
-from areal_like.types import FinishReason, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 

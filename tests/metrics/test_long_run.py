@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from areal_like.core.types import FinishReason, Trajectory
 from areal_like.metrics import event_file, report
 from areal_like.metrics.console import View
 from areal_like.metrics.event_file import read_events
@@ -18,7 +19,6 @@ from areal_like.metrics.report import METRICS_FILE, write_report
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import list_written
 from areal_like.metrics.sinks.scalars import Scalars
-from areal_like.types import FinishReason, Trajectory
 
 SERVERS, MOST = 64, 50e6
 NAMES = [f"numbers/of_a_run_{number}" for number in range(60)]

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from allocation import compile as compile_plan
 from allocation.views.svg import plan_svg
 from areal_like import commands
+from areal_like.core.types import FinishReason, Trajectory
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.report import TEMPLATE, Report, write_report
 from areal_like.metrics.sinks.scalars import Scalars
-from areal_like.types import FinishReason, Trajectory
 
 STEPS = 12
 HOSTILE = "</script><img src=x onerror=alert(1)><!--\u2028"

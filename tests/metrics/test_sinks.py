@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from areal_like.config.load import load
-from areal_like.errors import RecordError
+from areal_like.core.config.load import load
+from areal_like.core.errors import RecordError
 from areal_like.metrics.sinks import make_sinks
 from areal_like.preflight import preflight
 

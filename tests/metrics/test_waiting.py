@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from areal_like.config.keys import annotation_of
+from areal_like.core.config.keys import annotation_of
+from areal_like.core.loop import loop
+from areal_like.core.loop.gpu_sharing import RESIDENT
 from areal_like.metrics import waiting
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.waiting import REPEAT_S, WaitingNotes, explain
-from areal_like.run import loop
-from areal_like.run.gpu_sharing import RESIDENT
 
 WAITS = {"seconds/step": 100.0, "seconds/wait_for_rollouts": 80.0, "idle/servers": 0.1}
 

@@ -16,8 +16,8 @@ from torch.nn.functional import linear
 from torch.nn.utils.parametrize import register_parametrization
 from trainer_jobs import LossSpec, Setting, engine, exported, make_batch, sft
 
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import Rendezvous
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import Rendezvous
 
 # A step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
 INVERTIBLE = OptimizerConfig(lr=1.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0, gradient_clipping=1e9)

@@ -10,7 +10,7 @@ from trainer_jobs import LossSpec, Setting, engine, make_batch, sft, squared
 from typer.testing import CliRunner
 
 from areal_like.commands import app
-from areal_like.trainer.engine import Rendezvous
+from areal_like.core.trainer.engine import Rendezvous
 
 
 def command(

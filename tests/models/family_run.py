@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from areal_like.backends.sglang import process
 from areal_like.preflight import served_layout
-from areal_like.rollout.sglang import process
 from areal_like.run import start
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.backends.megatron.refusals import Asked, judge
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import overrides as tried
 from areal_like.preflight.layout import find_plan
@@ -14,7 +15,6 @@ from areal_like.preflight.model import find_model
 from areal_like.preflight.overrides import try_overrides
 from areal_like.preflight.roles import check_roles, find_role_models
 from areal_like.preflight.view import view_roles
-from areal_like.trainer.megatron.refusals import Asked, judge
 
 _DATA = {"path": "arithmetic", "max_prompt_length": 30, "arithmetic": {"size": 16}}
 

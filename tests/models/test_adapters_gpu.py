@@ -22,11 +22,11 @@ from transformers import AutoModelForCausalLM
 
 from allocation.adapters import merged_parameters
 from allocation.model_spec import load_model
-from areal_like.config.schema import ALL_LINEAR
+from areal_like.backends.sglang.adapters import ONLY
+from areal_like.backends.sglang.server import ADAPTERS, OPEN_EXPORTED
+from areal_like.core.config.schema import ALL_LINEAR
+from areal_like.core.trainer.engine import LoRA
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
-from areal_like.rollout.sglang.adapters import ONLY
-from areal_like.rollout.sglang.server import ADAPTERS, OPEN_EXPORTED
-from areal_like.trainer.engine import LoRA
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 RANK, ALPHA = 8, 16.0

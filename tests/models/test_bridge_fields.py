@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allocation import ParallelSizes
-from areal_like.trainer.megatron.bridges.support import bridge_problems
+from areal_like.backends.megatron.bridges.support import bridge_problems
 
 ONE = ParallelSizes()
 HEAD = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8}

@@ -18,8 +18,8 @@ from trainer_jobs import Setting, log_probs_and_weights, make_batch
 
 from allocation import ParallelSizes, model_spec
 from allocation.families import TRAINED
-from areal_like.trainer.megatron.bridges import proven
-from areal_like.trainer.megatron.bridges.support import BRIDGES, bridge_problems
+from areal_like.backends.megatron.bridges import proven
+from areal_like.backends.megatron.bridges.support import BRIDGES, bridge_problems
 
 REGISTRY = runpy.run_path(str(Path(__file__).parents[2] / "requirements/bridge_registry.py"))
 pytestmark = pytest.mark.long

@@ -17,8 +17,8 @@ from trainer_jobs import Setting, make_batch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from allocation.model_spec import FAMILIES
-from areal_like.trainer.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
-from areal_like.trainer.megatron.bridges import proven
+from areal_like.backends.fsdp.support import WITHOUT_MODEL, WITHOUT_SERVER
+from areal_like.backends.megatron.bridges import proven
 
 REFUSED = WITHOUT_MODEL | WITHOUT_SERVER
 DENSE = [family for family, shape in FAMILIES.items() if not shape.experts and family not in REFUSED]

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from allocation.adapters import adaptable_layers
 from allocation.families import TRAINED
 from allocation.model_spec import load_model
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import LoRA
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import LoRA
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)

@@ -33,10 +33,10 @@ from allocation.adapters import WITH_EXPERTS, adaptable_layers, adapter_paramete
 from allocation.families import FAMILIES as KNOWN
 from allocation.families import TRAINED
 from allocation.model_spec import from_config, load_model
-from areal_like.config.schema import ALL_LINEAR, OptimizerConfig
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.fsdp.lora import attach
-from areal_like.trainer.lora import _peft_config
+from areal_like.backends.fsdp.lora import attach
+from areal_like.backends.training.lora import _peft_config
+from areal_like.core.config.schema import ALL_LINEAR, OptimizerConfig
+from areal_like.core.trainer.engine import LoRA
 
 pytestmark = pytest.mark.covers("LoRA")
 

@@ -14,11 +14,11 @@ from tiny_models import BOTH, FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS
 from tolerance import BACKWARD, SEQUENCE, assert_close, rounding
 from trainer_jobs import Setting, engine, exported, make_batch, squared
 
-from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
-from areal_like.trainer.megatron.bridges.proven import FAMILIES
-from areal_like.trainer.value_head import HEAD_NAME, new_head
-from areal_like.types import LossSpec
+from areal_like.backends.fsdp.checkpoint_names import in_checkpoint
+from areal_like.backends.megatron.bridges.proven import FAMILIES
+from areal_like.backends.training.value_head import HEAD_NAME, new_head
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import LossSpec
 
 pytestmark = pytest.mark.covers("PPO with critic")
 

@@ -9,7 +9,7 @@ from test_families_gpu import LENGTHS, write_model
 from trainer_jobs import GPU, Setting, log_probs_and_weights, three_steps
 
 from allocation import ParallelSizes
-from areal_like.config.schema import OptimizerConfig
+from areal_like.core.config.schema import OptimizerConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
 TENSOR, PIPELINE = ParallelSizes(tp=2, edp=2), ParallelSizes(pp=2)

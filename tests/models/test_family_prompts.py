@@ -10,7 +10,7 @@ from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS
 from tolerance import BACKWARD, SEQUENCE, assert_close
 from trainer_jobs import Setting, make_groups, steps_with_groups
 
-from areal_like.config.schema import OptimizerConfig
+from areal_like.core.config.schema import OptimizerConfig
 
 pytestmark = pytest.mark.covers("shared prompts")
 

@@ -30,12 +30,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from allocation import ParallelSizes
 from allocation.families import TRAINED
-from areal_like.trainer.fsdp import attention
-from areal_like.trainer.fsdp import model as fsdp_model
-from areal_like.trainer.fsdp.conversion import to_hugging_face
-from areal_like.trainer.fsdp.counting import count
-from areal_like.trainer.fsdp.support import SPLIT
-from areal_like.trainer.fsdp.tensor_parallel import PARTIAL, ROWS
+from areal_like.backends.fsdp import attention
+from areal_like.backends.fsdp import model as fsdp_model
+from areal_like.backends.fsdp.conversion import to_hugging_face
+from areal_like.backends.fsdp.counting import count
+from areal_like.backends.fsdp.support import SPLIT
+from areal_like.backends.fsdp.tensor_parallel import PARTIAL, ROWS
 
 LENGTHS = (48, 17, 9, 30, 3, 12, 8, 21)  # beyond the tiny models' windows
 

@@ -13,11 +13,11 @@ import pytest
 from tiny_models import VARIANTS, hugging_face_log_probs, write_tiny
 from trainer_jobs import VOCABULARY, Setting, engine
 
-from areal_like.config.load import load
-from areal_like.errors import LogprobMismatch
-from areal_like.run.logprob_check import check_logprobs
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import Batch, FinishReason, Trajectory
+from areal_like.core.config.load import load
+from areal_like.core.errors import LogprobMismatch
+from areal_like.core.loop.logprob_check import check_logprobs
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import Batch, FinishReason, Trajectory
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 AT_ONE = ["gconfig.temperature=1.0"]
@@ -50,8 +50,8 @@ def log_probs_without_the_refusal(
     rendezvous: Rendezvous, listener: socket.socket, setting: Setting, batch: Batch, temperature: float
 ) -> Any:
     """What the engine computes if it is built without looking at whether attention knows of shared prompts."""
-    looks = mock.patch("areal_like.trainer.fsdp.model._attention", return_value="eager")
-    with looks, mock.patch("areal_like.trainer.fsdp.engine.check_packing"):
+    looks = mock.patch("areal_like.backends.fsdp.model._attention", return_value="eager")
+    with looks, mock.patch("areal_like.backends.fsdp.engine.check_packing"):
         return _log_probs(rendezvous, listener, setting, batch, temperature)
 
 

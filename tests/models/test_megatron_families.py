@@ -20,9 +20,9 @@ from trainer_jobs import (
 )
 
 from allocation import ParallelSizes
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
+from areal_like.backends.fsdp.checkpoint_names import in_checkpoint
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import LoRA
 
 # The first step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
 INVERTIBLE = OptimizerConfig(lr=1.0, eps=1.0, weight_decay=0.0, gradient_clipping=1e9)

@@ -16,8 +16,8 @@ from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
 from allocation import ParallelSizes
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
+from areal_like.backends.fsdp.checkpoint_names import in_checkpoint
+from areal_like.core.trainer.engine import LoRA
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 LONG = pytest.mark.long

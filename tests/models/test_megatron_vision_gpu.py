@@ -10,7 +10,7 @@ from tiny_vlms import load_alone, log_probs_alone, vlm_batch, write_vlm
 from trainer_jobs import GPU, Setting
 from vision_jobs import train_on_images
 
-from areal_like.config.schema import OptimizerConfig
+from areal_like.core.config.schema import OptimizerConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

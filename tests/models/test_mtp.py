@@ -25,11 +25,11 @@ from allocation.memory.megatron import phases_of_stage
 from allocation.model_spec import load_model
 from allocation.parameters import Held, count_held, stage_chunks, stages
 from allocation.settings import Workload
-from areal_like.algorithms.losses import sft
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import PARTS, Rendezvous
-from areal_like.trainer.fsdp.checkpoint_names import in_checkpoint
-from areal_like.types import LossSpec
+from areal_like.backends.fsdp.checkpoint_names import in_checkpoint
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import PARTS, Rendezvous
+from areal_like.core.types import LossSpec
 
 LENGTHS = (48, 17, 9, 30, 3, 2, 12, 8, 1, 21)
 # The first step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows

@@ -16,9 +16,9 @@ from allocation.memory.items import CUDA, NCCL, RESERVE
 from allocation.memory.megatron import trainer
 from allocation.model_spec import load_model
 from allocation.settings import Workload
-from areal_like.algorithms.losses import sft
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import LossSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -17,13 +17,13 @@ from tolerance import magnitude_of, rounding
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import sft
-from areal_like.config.options import Option, read_options
-from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.megatron import parallel
-from areal_like.trainer.megatron.bridges.support import BRIDGES
-from areal_like.trainer.megatron.options import TABLE
-from areal_like.types import LossSpec
+from areal_like.backends.megatron import parallel
+from areal_like.backends.megatron.bridges.support import BRIDGES
+from areal_like.backends.megatron.options import TABLE
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.config.options import Option, read_options
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import LossSpec
 
 # isort: split
 from megatron.core.transformer import TransformerConfig

@@ -10,7 +10,7 @@ from tiny_models import VARIANTS
 from trainer_jobs import Setting, updates
 
 from allocation.families import FAMILIES, TRAINED
-from areal_like.config.schema import OptimizerConfig
+from areal_like.core.config.schema import OptimizerConfig
 
 BIASED = ("deepseek_v3", "kimi_k2", "minimax_m2", "glm4_moe", "glm4_moe_lite")
 ROUTED = {backend: [name for name in names if FAMILIES[name].experts] for backend, names in TRAINED.items()}

@@ -18,10 +18,10 @@ from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
 
 from allocation import ParallelSizes
-from areal_like.images import ImageError, draw
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.image_inputs import IMAGE_MARKS, ImageReader, load_processor
-from areal_like.types import Batch
+from areal_like.backends.training.image_inputs import IMAGE_MARKS, ImageReader, load_processor
+from areal_like.core.images import ImageError, draw
+from areal_like.core.trainer.engine import LoRA
+from areal_like.core.types import Batch
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 

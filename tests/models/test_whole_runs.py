@@ -10,7 +10,7 @@ from tiny_runs import PROBE, ROUTED, STEPS, metric, run_family
 from tolerance import BACKWARD, rounding
 
 from allocation.families import FAMILIES, TRAINED
-from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
+from areal_like.backends.fsdp.support import REPLAYS_ROUTES
 
 pytestmark = pytest.mark.long
 

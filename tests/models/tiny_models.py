@@ -13,8 +13,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.core.types import Batch
 from areal_like.data.model_types import register_model_types
-from areal_like.types import Batch
 
 register_model_types()
 

@@ -11,7 +11,7 @@ from running import Run, run
 from support.family_launcher import PLACES
 from tiny_models import TIED, VARIANTS, Variant, write_tiny
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
 STEPS = 2

@@ -7,9 +7,9 @@ import resource
 import sys
 from pathlib import Path
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import all_keys, annotation_of, members
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import all_keys, annotation_of, members
+from areal_like.core.config.load import load
 from areal_like.launch import check
 
 HUGE = 10**13 - 1

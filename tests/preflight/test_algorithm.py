@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray import cloudpickle as ray_pickle
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 from areal_like.preflight.algorithm import find_algorithm
 from areal_like.run.start import carry_user_code
@@ -155,7 +155,7 @@ def test_targets_of_a_user_are_tried(write, tmp_path, returned, words):
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import replace\n"
-        "from areal_like.algorithms.presets import ALGORITHMS\n"
+        "from areal_like.core.algorithms.presets import ALGORITHMS\n"
         "\n"
         "def targets(experience):\n"
         f"    return {returned}\n"
@@ -171,7 +171,7 @@ def test_an_algorithm_of_a_user_is_asked_for_the_models_that_it_needs(write, tmp
     file = tmp_path / "needy.py"
     file.write_text(
         "from dataclasses import replace\n"
-        "from areal_like.algorithms.presets import ALGORITHMS\n"
+        "from areal_like.core.algorithms.presets import ALGORITHMS\n"
         "\n"
         "def make(config):\n"
         "    return replace(ALGORITHMS['grpo'](config), needs=frozenset({'reference', 'values'}))\n"
@@ -185,8 +185,8 @@ import threading
 from functools import partial
 
 import {helper}
-from areal_like.algorithms.types import Algorithm
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.types import LossSpec
 
 lock = threading.Lock()
 

@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "rewards"))
 from classifiers import classifier
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 SLOTS = ("cluster.n_gpus_per_node=4", "reward.type=model", "reward.model.backend=sglang:d1")

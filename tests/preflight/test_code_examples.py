@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.codes import by_subject
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
+from areal_like.core.config.codes import by_subject
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 WORKFLOW = f"{Path(__file__).parents[2]}/examples/workflows/calculator.py:run"

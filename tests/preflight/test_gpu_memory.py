@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import memory
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.keys import value_at
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.keys import value_at
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 from areal_like.preflight.reader import read

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import host_memory
 from areal_like.preflight.host_memory import check_host_memory, host_items, machine_bytes
 from areal_like.preflight.layout import find_plan

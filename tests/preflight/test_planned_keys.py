@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from allocation.cli import app
 from allocation.hardware import find_gpu
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import memory
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.megatron_settings import megatron_settings

@@ -5,8 +5,8 @@ from unittest import mock
 
 import pytest
 
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import machine as module
 from areal_like.preflight import preflight

@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 from allocation.families import FAMILIES, TRAINED
 from allocation.model_spec import Counted, ModelError, from_config, load_model
 from allocation.parameters import total_parameters
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.backends.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER, field_apart
+from areal_like.backends.sglang.architectures import served_architectures
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import model as preflight_model
 from areal_like.preflight import preflight
 from areal_like.preflight.counted import causal_families
 from areal_like.preflight.view import RoleView
-from areal_like.rollout.sglang.architectures import served_architectures
-from areal_like.trainer.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER, field_apart
 
 FSDP = "actor.backend=fsdp:d2"
 

@@ -7,12 +7,12 @@ from test_preflight import check, errors
 from test_preflight_fsdp import save_tiny
 
 from allocation.model_spec import from_config, load_model
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.backends.training.lora import initial_adapter
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
+from areal_like.core.trainer.engine import LoRA
 from areal_like.demo.init_model import model_config, write_init_model
 from areal_like.preflight.lora import served_parameters, trained_parameters
-from areal_like.trainer.engine import LoRA
-from areal_like.trainer.lora import initial_adapter
 
 LORA = "actor.use_lora=true"
 EXPERTS = ["actor.init_model.num_experts=4", "actor.init_model.tie_word_embeddings=false"]

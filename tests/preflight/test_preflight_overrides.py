@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from test_preflight import check, errors
 
 from allocation.model_spec import load_model
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import overrides
 from areal_like.preflight.view import RoleView
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from areal_like.checkpoint.journal import Journal, Step
-from areal_like.checkpoint.state import RunState
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL
-from areal_like.config.load import load
+from areal_like.core.checkpoint.journal import Journal, Step
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.core.config.load import load
 from areal_like.data.dataset import fingerprints
 from areal_like.job import Job
 from areal_like.metrics.console import View

@@ -3,8 +3,8 @@
 import pytest
 from test_preflight import check, errors
 
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
 SEPARATE = "ref.scheduling_strategy.type=separation"

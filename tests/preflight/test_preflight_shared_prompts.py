@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_preflight import check
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight.shared_prompts import check_shared_prompts
 from areal_like.preflight.view import view_roles
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 SINGLE = ("algorithm=single_rollout", "gconfig.n_samples=1")

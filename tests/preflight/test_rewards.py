@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 

@@ -8,11 +8,11 @@ import pytest
 from running import CONFIG
 from test_preflight import check
 
-from areal_like.config.load import load
+from areal_like.backends.sglang.options import server_arguments
+from areal_like.core.config.load import load
+from areal_like.core.routes import RouteShape
 from areal_like.preflight import preflight
 from areal_like.preflight.router_replay import check_router_replay, find_routes
-from areal_like.rollout.sglang.options import server_arguments
-from areal_like.routes import RouteShape
 from areal_like.run.startup_report import startup_report
 
 EXPERTS = (

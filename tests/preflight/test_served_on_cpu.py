@@ -6,7 +6,7 @@ import pytest
 from test_preflight import check
 
 from allocation.vision import Tower
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight.options import check_options
 from areal_like.preflight.served_layout import check_served_layout
 

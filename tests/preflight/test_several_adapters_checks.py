@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
 from areal_like.preflight import Preflight, preflight
 
 pytestmark = pytest.mark.covers("LoRA")

@@ -8,7 +8,7 @@ import torch
 from test_preflight import check, errors
 from torch.distributed import checkpoint
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
 PATH = "actor.megatron.dist_checkpointing_path"
@@ -82,7 +82,7 @@ def test_one_has_to_be_named_and_to_be_read(write, model):
 
 
 def test_a_role_starts_as_the_actor_unless_it_has_its_own(write, model, tmp_path):
-    from areal_like.config.load import load
+    from areal_like.core.config.load import load
 
     def starts(*overrides: str) -> str | None:
         keys = [*start(model, tmp_path / "a"), "ref.dtype=float32", *overrides]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allocation.hardware import GPUS
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import memory
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import annotation_of
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import annotation_of
+from areal_like.core.config.load import load
 from areal_like.preflight import machine, memory, preflight
 
 MEGATRON, SERVER = "actor.megatron.override_transformer_config", "sglang.extra_args"
@@ -104,7 +104,7 @@ BAD = [
     ["actor.megatron.recompute_granularity=selective", "actor.megatron.recompute_modules=[layernorm]"],
     ["actor.megatron.overlap_param_gather=true", "actor.megatron.overlap_grad_reduce=false"],
     ["actor.megatron.overlap_param_gather=true", "actor.megatron.use_distributed_optimizer=false"],
-    ["workflow=areal_like.workflows.single_turn:SingleTurn", "episode.max_tokens=100"],
+    ["workflow=areal_like.core.rollout.single_turn:SingleTurn", "episode.max_tokens=100"],
     [*ROLES, "ref.backend=megatron:d4", "critic.backend=megatron:d2"],
     [*ROLES, "ref.backend=megatron:d2", "critic.backend=megatron:d2"],
     [*ROLES, "cluster.n_gpus_per_node=5", "ref={backend: 'megatron:d4', scheduling_strategy: {type: separation}}"],

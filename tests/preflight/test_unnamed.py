@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 from running import CONFIG
 
-from areal_like.checkpoint.state import RunState
-from areal_like.config.load import load
-from areal_like.errors import ClusterError
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.config.load import load
+from areal_like.core.errors import ClusterError
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record

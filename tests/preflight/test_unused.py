@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.config.keys import entries_of, section_of
-from areal_like.config.load import dump, load
-from areal_like.config.schema import Ignored, RunConfig
+from areal_like.core.config.keys import entries_of, section_of
+from areal_like.core.config.load import dump, load
+from areal_like.core.config.schema import Ignored, RunConfig
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model

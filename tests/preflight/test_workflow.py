@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
+from areal_like.core.user_code import register
 from areal_like.preflight.workflow import check_workflow
-from areal_like.runtime.user_code import register
 
 GOOD = "async def run(row, client):\n    return 1.0\n"
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples/workflows").glob("*.py"))

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from areal_like.config.schema import ChatJudgeConfig, RewardConfig, RewardPartConfig
+from areal_like.core.config.schema import ChatJudgeConfig, RewardConfig, RewardPartConfig
+from areal_like.core.errors import RunError
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.errors import RunError
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.judge_texts import fill, read_score
 from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.scoring import Rewards
-from areal_like.types import Prompt, Reward
 
 QUESTION = "How many legs do {four} cats have?"
 PROMPT = Prompt(0, [1], answer="16", messages=lambda: [{"role": "user", "content": QUESTION}])

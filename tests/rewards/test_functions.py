@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal_like.config.schema import RewardConfig, RewardPartConfig
+from areal_like.core.config.schema import RewardConfig, RewardPartConfig
+from areal_like.core.types import Prompt, Reward
+from areal_like.core.user_code import Portable, UserCodeError, load_object
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import functions
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.worker import LOG_BYTES
-from areal_like.runtime.user_code import Portable, UserCodeError, load_object
-from areal_like.types import Prompt, Reward
 
 OWN = """
 import asyncio, math, os, subprocess, time

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from areal_like.config.schema import RewardConfig, RewardPartConfig
+from areal_like.core.config.schema import RewardConfig, RewardPartConfig
+from areal_like.core.types import Prompt
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import gsm8k, scoring
 from areal_like.rewards.scoring import SHORT_TOKENS, Rewards
 from areal_like.rewards.verifiers import REWARDS, Verifier
-from areal_like.types import Prompt
 
 N = 8
 

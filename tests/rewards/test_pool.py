@@ -12,13 +12,13 @@ import psutil
 import pytest
 from limits import HUNG_S
 
-from areal_like.config.schema import RewardConfig
+from areal_like.core.config.schema import RewardConfig
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards import worker
 from areal_like.rewards.pool import Cause, Failure, RewardPool
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.verifiers import REWARDS
-from areal_like.types import Prompt, Reward
 
 
 def verify(response: str, answer: str) -> float:

@@ -16,16 +16,16 @@ from classifiers import classifier, scores
 from limits import HUNG_S
 
 from allocation import ParallelSizes
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.load import load
-from areal_like.config.schema import RewardConfig
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.sglang.options import classifier_arguments
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RewardConfig
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rewards.scoring import Rewards
-from areal_like.rollout.sglang.options import classifier_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.types import Prompt, Reward
 
 pytestmark = pytest.mark.covers("reward model")
 

@@ -13,13 +13,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from triton.runtime import interpreter
 
-from areal_like.rollout.sglang.launcher import prepare_imports
+from areal_like.backends.sglang.launcher import prepare_imports
 
 prepare_imports(cuda=False)
 
 from sglang.kernels.ops.attention import extend_attention  # noqa: E402
 
-from areal_like.rollout.sglang.image_masks import add_masks, wrap_kernel  # noqa: E402
+from areal_like.backends.sglang.image_masks import add_masks, wrap_kernel  # noqa: E402
 
 SIZE, HEADS, KV_HEADS, SLOTS, SCALE, WINDOW = 16, 2, 1, 256, 0.3, 9
 # Of each sequence: all tokens, those of this pass, and its images, of which one is cached in part

@@ -6,7 +6,7 @@ import gc
 import sys
 from typing import Any
 
-from areal_like.rollout.sglang.launcher import prepare_imports, serve
+from areal_like.backends.sglang.launcher import prepare_imports, serve
 
 
 def forgetful_saver() -> Any:

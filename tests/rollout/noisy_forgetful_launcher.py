@@ -7,7 +7,7 @@ import sys
 from forgetful_launcher import forgetful_saver
 from noisy_launcher import choose_noisily
 
-from areal_like.rollout.sglang.launcher import prepare_imports, serve
+from areal_like.backends.sglang.launcher import prepare_imports, serve
 
 if __name__ in ("__main__", "__mp_main__"):
     prepare_imports(cuda=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from areal_like.rollout.sglang.launcher import prepare_imports, serve
+from areal_like.backends.sglang.launcher import prepare_imports, serve
 
 NOISE = 0.3  # beside scores that add up to 1
 

@@ -7,7 +7,7 @@ from counting import count_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.rollout.admission import Admission
+from areal_like.core.rollout.admission import Admission
 
 
 def fill(admission, started_at, running):

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from limits import HUNG_S
 
-from areal_like.data.stream import PromptStream
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import STARTED, Collector
-from areal_like.types import FinishReason, Prompt, Trajectory
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import STARTED, Collector
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import FinishReason, Prompt, Trajectory
 
 PROMPTS = [Prompt(row, [row]) for row in range(5)]
 

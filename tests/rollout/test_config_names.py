@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from limits import HUNG_S
 
+from areal_like.backends.sglang.config_names import run_with_config_names
 from areal_like.data.model_types import register_model_types
-from areal_like.rollout.sglang.config_names import run_with_config_names
 
 EXPECTED = {
     "gpt_oss": ("swiglu_limit", 7.0),

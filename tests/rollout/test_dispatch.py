@@ -12,7 +12,7 @@ from counting import count_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.rollout.dispatch import SLACK, UNEVEN, Dispatch, PrefixAffinity, QueueEntry, ServerState
+from areal_like.core.rollout.dispatch import SLACK, UNEVEN, Dispatch, PrefixAffinity, QueueEntry, ServerState
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,13 @@ from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 from limits import HUNG_S
 
-from areal_like.errors import ServerError
-from areal_like.rollout import router
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.columns import with_columns
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.labels import LABELS
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.columns import with_columns
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.labels import LABELS
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout import router
+from areal_like.core.rollout.pool import Sampling, ServerPool
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))

@@ -15,13 +15,13 @@ from fake_server import FakeServer, serving
 from limits import HUNG_S
 from test_supervisor import SAMPLING, STOP, Actors, generate, opened, silence, until
 
-from areal_like.cluster import heartbeat
-from areal_like.cluster.heartbeat import wait_for_silence
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Connection, session
-from areal_like.rollout.supervisor import ServerSupervisor
+from areal_like.backends.ray import heartbeat
+from areal_like.backends.ray.heartbeat import wait_for_silence
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.http import Connection, session
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.run.supervisor import ServerSupervisor
 
 
 @pytest.fixture

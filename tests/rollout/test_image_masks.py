@@ -14,7 +14,7 @@ import torch
 from transformers import Gemma3TextConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from areal_like.rollout.sglang.image_masks import adapt_arguments, draw_masks
+from areal_like.backends.sglang.image_masks import adapt_arguments, draw_masks
 
 COMPARE = Path(__file__).with_name("compare_masks.py")
 

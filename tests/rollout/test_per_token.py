@@ -15,23 +15,23 @@ from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.algorithms.batch import batch_of, join, policy_batches
-from areal_like.algorithms.types import Algorithm
-from areal_like.columns import Ragged
-from areal_like.config.schema import MicroBatchConfig
-from areal_like.errors import ServerError
-from areal_like.rollout import router
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang import http as client
-from areal_like.rollout.sglang.answers import Piece
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape, unknown_expert
-from areal_like.sampling_masks import KEPT
-from areal_like.trainer.packing import packs
-from areal_like.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
-from areal_like.workflows.joining import as_response as prompt_of
-from areal_like.workflows.joining import join_parts
+from areal_like.backends.sglang import http as client
+from areal_like.backends.sglang.answers import Piece
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.algorithms.batch import batch_of, join, policy_batches
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.columns import Ragged
+from areal_like.core.config.schema import MicroBatchConfig
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout import router
+from areal_like.core.rollout.joining import as_response as prompt_of
+from areal_like.core.rollout.joining import join_parts
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.sample import Sample
+from areal_like.core.routes import ROUTES, RouteShape, unknown_expert
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.trainer.packing import packs
+from areal_like.core.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)

@@ -18,14 +18,14 @@ from fake_server import Body, FakeServer, event, open_pool, output, serving
 from limits import HUNG_S
 from tolerance import assert_close
 
-from areal_like.errors import ServerError
-from areal_like.rollout import router
-from areal_like.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool
-from areal_like.rollout.sample import CHUNK
-from areal_like.rollout.sglang import http as client
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.types import FinishReason
-from areal_like.workflows.single_turn import sample_seeds
+from areal_like.backends.sglang import http as client
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout import router
+from areal_like.core.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool
+from areal_like.core.rollout.sample import CHUNK
+from areal_like.core.rollout.single_turn import sample_seeds
+from areal_like.core.types import FinishReason
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, temperature=0.7, top_p=1.0, stop_token_ids=(STOP,))

@@ -8,7 +8,7 @@ import pytest
 from fake_server import FakeServer, serving
 from limits import HUNG_S
 
-from areal_like.rollout.pool import ServerPool
+from areal_like.core.rollout.pool import ServerPool
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"])

@@ -18,12 +18,12 @@ from aiohttp import web
 from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
-from areal_like.errors import ServerError
-from areal_like.rollout import dispatch, router
-from areal_like.rollout.pool import ASKED, Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.server import Load, Server
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.server import Load, Server
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout import dispatch, router
+from areal_like.core.rollout.pool import ASKED, Sampling, ServerPool
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))

@@ -14,11 +14,11 @@ from serving import load_from_disk, peaked_model
 from told_experts import ToldModel
 from tolerance import BACKWARD, rounding
 
-from areal_like.config.load import load
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.routes import ROUTES, RouteShape
 from areal_like.demo.init_model import write_init_model
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 OVERRIDES = [

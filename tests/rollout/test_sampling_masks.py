@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from fake_server import Body, FakeServer, open_pool, output
 
-from areal_like.errors import ServerError
-from areal_like.rollout import router
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang import http as client
-from areal_like.sampling_masks import KEPT
-from areal_like.trainer.device_batch import to_device
-from areal_like.trainer.packing import pack
-from areal_like.types import Batch
+from areal_like.backends.sglang import http as client
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout import router
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.rollout.sample import Sample
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.trainer.device_batch import to_device
+from areal_like.core.trainer.packing import pack
+from areal_like.core.types import Batch
 
 CUT = Sampling(max_new_tokens=3, top_p=0.9, top_k=4, min_p=0.05)
 SAID = [3, 4, 5]

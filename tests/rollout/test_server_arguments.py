@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from allocation import ParallelSizes
-from areal_like.config.load import load
-from areal_like.rollout.sglang.decode_graphs import graph_sizes
-from areal_like.rollout.sglang.options import server_arguments
+from areal_like.backends.sglang.decode_graphs import graph_sizes
+from areal_like.backends.sglang.options import server_arguments
+from areal_like.core.config.load import load
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from allocation import ParallelSizes
-from areal_like.config.load import load
-from areal_like.rollout.sglang.options import (
+from areal_like.backends.sglang.options import (
     ALLOWED,
     TABLE,
     check_server_options,
@@ -19,6 +18,7 @@ from areal_like.rollout.sglang.options import (
     read_options,
     server_arguments,
 )
+from areal_like.core.config.load import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,7 +40,7 @@ def problems(options, device="cuda"):
 
 def test_reading_names_imports_nothing_of_sglang():
     code = (
-        "import sys; from areal_like.rollout.sglang.options import TABLE, read_options as o; assert len(o(TABLE)) > 300;"
+        "import sys; from areal_like.backends.sglang.options import TABLE, read_options as o; assert len(o(TABLE)) > 300;"
         "assert not {'torch', 'sglang'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import HUNG_S
 
-from areal_like.data.stream import PromptStream
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.types import FinishReason, Prompt, Trajectory
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import FinishReason, Prompt, Trajectory
 
 
 class Clock:

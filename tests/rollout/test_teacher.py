@@ -19,18 +19,18 @@ from limits import HUNG_S
 from tolerance import assert_close
 
 from allocation import ParallelSizes
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig, TeacherConfig
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.sglang.http import session
+from areal_like.backends.sglang.options import teacher_arguments
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.scoring import split_temperature
+from areal_like.backends.sglang.server import Server
+from areal_like.backends.sglang.teacher import Teacher
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig, TeacherConfig
+from areal_like.core.errors import RunError
+from areal_like.core.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 from areal_like.demo.init_model import write_init_model
-from areal_like.errors import RunError
-from areal_like.rollout.sglang.http import session
-from areal_like.rollout.sglang.options import teacher_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.rollout.sglang.scoring import split_temperature
-from areal_like.rollout.sglang.server import Server
-from areal_like.rollout.teacher import Teacher
-from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 
 pytestmark = pytest.mark.covers("distillation")
 
@@ -189,7 +189,7 @@ def test_an_openai_server_echoes_the_prompt_with_log_probs() -> None:
 def test_a_response_that_cannot_be_scored_is_not_trained(
     monkeypatch: pytest.MonkeyPatch, answer: Any, fault: str, words: str
 ) -> None:
-    monkeypatch.setattr("areal_like.rollout.teacher.PAUSE_S", 0.01)
+    monkeypatch.setattr("areal_like.backends.sglang.teacher.PAUSE_S", 0.01)
     said: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -206,7 +206,7 @@ def test_a_response_that_cannot_be_scored_is_not_trained(
 
 
 def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal_like.rollout.teacher.PAUSE_S", 0.01)
+    monkeypatch.setattr("areal_like.backends.sglang.teacher.PAUSE_S", 0.01)
     statuses = iter([503, 503, 200])
 
     async def handler(request: web.Request) -> web.Response:

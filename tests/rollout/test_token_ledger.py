@@ -12,19 +12,19 @@ import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 
-from areal_like.config.schema import EvaluatorConfig
-from areal_like.data.stream import PromptStream
-from areal_like.rollout import pool, router
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.token_ledger import token_ledger
-from areal_like.run.evaluation import EvaluationSet, Evaluator
-from areal_like.types import Ints, Prompt, Reward, Trajectory
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.config.schema import EvaluatorConfig
+from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
+from areal_like.core.rollout import pool, router
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.single_turn import SingleTurn
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.rollout.token_ledger import token_ledger
+from areal_like.core.types import Ints, Prompt, Reward, Trajectory
 from areal_like.workflows.group import Rollout
-from areal_like.workflows.single_turn import SingleTurn
 
 STOP, ENDLESS = 7, 50
 STEPS, BATCH = 4, 4

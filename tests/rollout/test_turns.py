@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from areal_like.rollout.turns import Turns
+from areal_like.core.rollout.turns import Turns
 
 
 def test_pieces_are_spread_in_order_and_cancelled_ones_take_no_turn():

@@ -15,12 +15,12 @@ import serving as real
 from test_versions import EXACT, PROMPTS, crossing, distance
 
 from allocation import ParallelSizes
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.load import load
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.backends.sglang.options import server_arguments
+from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.demo.init_model import write_init_model
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 
 pytestmark = pytest.mark.long
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from areal_like.types import Prompt, Trajectory
+from areal_like.core.types import Prompt, Trajectory
 
 SETTINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.8}, {"top_p": 0.9}, {"extra_body": {"top_k": 5}}, {})
 

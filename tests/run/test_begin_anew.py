@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.checkpoint.journal import Step
-from areal_like.checkpoint.state import RunState
-from areal_like.config.load import load
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.journal import Step
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.config.load import load
+from areal_like.core.errors import CheckpointError
+from areal_like.core.types import Prompt
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.report import METRICS_FILE
@@ -20,7 +21,6 @@ from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.preflight.machine import FAILED_FILE, _directory
 from areal_like.preflight.resume import check_resume
 from areal_like.run.directory import run_directory
-from areal_like.types import Prompt
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 PROMPTS = [Prompt(row, [row]) for row in range(7)]

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from fake_server import FakeServer, open_pool, output
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
-from areal_like.config.schema import EvaluatorConfig
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import EvaluatorConfig
+from areal_like.core.loop.evaluation import EvaluationSet, Evaluator, pass_at
+from areal_like.core.types import FinishReason, Prompt, Trajectory
 from areal_like.preflight import preflight
 from areal_like.run.collecting import evaluation_sets
-from areal_like.run.evaluation import EvaluationSet, Evaluator, pass_at
-from areal_like.types import FinishReason, Prompt, Trajectory
 
 
 def test_pass_at_k_is_the_share_of_k_draws_that_hold_one_that_passed():

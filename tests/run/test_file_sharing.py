@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from running import CONFIG, SMALL
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.launch import check
 from areal_like.run.file_sharing import find_sharing
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from running import run
 
-from areal_like.checkpoint.store import DIRECTORY, newest
+from areal_like.core.checkpoint.store import DIRECTORY, newest
 
 TINY = (
     *("trial_name=", "recover.mode=auto", "total_train_steps=400", "train_dataset.batch_size=2", "gconfig.n_samples=2"),

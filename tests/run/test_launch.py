@@ -17,12 +17,12 @@ from limits import HUNG_S
 from running import CONFIG, ROOT, SMALL
 
 from areal_like import launch, train
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
-from areal_like.errors import ServerError
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.errors import ServerError
+from areal_like.core.types import Reward
 from areal_like.job import Job
 from areal_like.metrics.console import View
-from areal_like.types import Reward
 
 QUIET = {"trial_name": "t", "stats_logger.console": False}
 
@@ -134,7 +134,7 @@ def test_an_interrupt_of_a_notebook_s_cell_ends_the_run(monkeypatch: pytest.Monk
 SCRIPT = """
 from areal_like import launch, train
 from areal_like.rewards.scoring import Rewards
-from areal_like.types import Prompt
+from areal_like.core.types import Prompt
 
 factor = 2.0
 

@@ -17,16 +17,16 @@ import torch
 from running import CONFIG
 from test_train_step import Silent
 
-from areal_like.algorithms.losses import LossInputs, Sequences
-from areal_like.algorithms.presets import ALGORITHMS, make_algorithm
-from areal_like.config.load import load
+from areal_like.core.algorithms.losses import LossInputs, Sequences
+from areal_like.core.algorithms.presets import ALGORITHMS, make_algorithm
+from areal_like.core.config.load import load
+from areal_like.core.hooks import Share
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.loop.step import Models, train_step
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import TEACHER_LOGPROBS, Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.data.prompt_values import PromptValues, prompt_keys
-from areal_like.data.stream import PromptStream
-from areal_like.hooks import Share
-from areal_like.run.policies import Policy
-from areal_like.run.prompt_results import PromptResults
-from areal_like.run.step import Models, train_step
-from areal_like.types import TEACHER_LOGPROBS, Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))

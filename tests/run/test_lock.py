@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.checkpoint.owner import Ownership
-from areal_like.cluster import janitor
-from areal_like.errors import DirectoryTaken
+from areal_like.backends.ray import janitor
+from areal_like.core.checkpoint.owner import Ownership
+from areal_like.core.errors import DirectoryTaken
 from areal_like.metrics.console import View
 from areal_like.run import lock as locks
 from areal_like.run.directory import _take

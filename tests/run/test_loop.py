@@ -13,20 +13,20 @@ import pytest
 from limits import HUNG_S
 from running import CONFIG
 
-from areal_like.algorithms.presets import make_algorithm
-from areal_like.config.load import load
-from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
-from areal_like.hooks import Hook
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.algorithms.presets import make_algorithm
+from areal_like.core.config.load import load
+from areal_like.core.errors import LogprobMismatch, RewardsMissing, ServerError
+from areal_like.core.hooks import Hook
+from areal_like.core.loop import step as step_module
+from areal_like.core.loop.batch_statistics import describe
+from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
+from areal_like.core.loop.loop import Parts, reinforce
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.step import Models, mean
+from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.run import step as step_module
-from areal_like.run.batch_statistics import describe
-from areal_like.run.evaluation import EvaluationSet, Evaluator
-from areal_like.run.loop import Parts, reinforce
-from areal_like.run.policies import Policy
-from areal_like.run.step import Models, mean
-from areal_like.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 
 SETTINGS = ("evaluator.at_start=false", "actor.ppo_n_minibatches=1")
 

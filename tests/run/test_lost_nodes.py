@@ -14,7 +14,7 @@ from limits import HUNG_S
 import allocation
 from allocation import Cluster as Machines
 from allocation.plan import Device
-from areal_like.cluster.placement import Slot
+from areal_like.backends.ray.placement import Slot
 from areal_like.run import lost_nodes
 from areal_like.run.lost_nodes import find_layout, find_lost_devices, map_devices, regain, trainer_devices
 

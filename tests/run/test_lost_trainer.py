@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from limits import HUNG_S
 
-from areal_like.errors import CheckpointError, WeightUpdateError, WorkerError
+from areal_like.core.errors import CheckpointError, WeightUpdateError, WorkerError
 from areal_like.run import trainer_restarts
 from areal_like.run.trainer_restarts import Budget, StartedTrainer, train_to_the_end
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from running import CONFIG, ROOT, run
 
-from areal_like.algorithms.losses import LossInputs, Sequences
-from areal_like.config.load import load
+from areal_like.core.algorithms.losses import LossInputs, Sequences
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 EXAMPLE = ROOT / "examples/own_algorithm/reinforce.py"

@@ -16,8 +16,8 @@ import pytest
 from limits import HUNG_S
 from running import CONFIG, ROOT, SCRIPT
 
-from areal_like.config.load import load
-from areal_like.errors import DirectoryTaken, PreparationError
+from areal_like.core.config.load import load
+from areal_like.core.errors import DirectoryTaken, PreparationError
 from areal_like.metrics.console import View
 from areal_like.preflight import preflight
 from areal_like.run.assemble import run
@@ -94,7 +94,7 @@ def test_a_downloaded_model_lies_where_the_hub_says(tmp_path: Path, monkeypatch:
 DOWNLOADS_THEN_RUNS = """
 import asyncio, sys
 from pathlib import Path
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.run.model_files import model_directory
 
 try:

@@ -16,8 +16,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from areal_like import cli
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples/math"
@@ -184,7 +184,7 @@ def test_a_dry_run_prints_its_verdict_first_and_the_configuration_on_request() -
 def test_areal_s_published_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a checkpoint with the model's proportions but not its size, a data set and a cluster that are there."""
     there = {"nodes": [{"CPU": 8.0, "GPU": 8.0}] * 4, "free": {}}
-    monkeypatch.setattr("areal_like.cluster.resources._ask", lambda address: there)
+    monkeypatch.setattr("areal_like.backends.ray.resources._ask", lambda address: there)
     shape = InitModelConfig(
         tokenizer="bytes",
         num_hidden_layers=4,

@@ -12,7 +12,7 @@ import pytest
 from launched_otherwise import EXPERTS, FOLDED, launched
 from running import Run
 
-from areal_like.rollout.sglang import LAUNCHER
+from areal_like.backends.sglang import LAUNCHER
 
 SERVED, PROBE = "rollout/logprob_diff_server_trainer", "rollout/logprob_diff_probe"
 ANY_DISTANCE = ("rollout.max_logprob_diff=10", "rollout.drift_patience=100")

@@ -12,10 +12,10 @@ import pytest
 from running import ROOT, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from areal_like.checkpoint.journal import Journal, Step, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
-from areal_like.config.load import load
-from areal_like.data.stream import PromptStream
+from areal_like.core.checkpoint.journal import Journal, Step, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.core.config.load import load
+from areal_like.core.rollout.stream import PromptStream
 from areal_like.preflight import preflight
 
 pytestmark = pytest.mark.covers("resume after SIGKILL")

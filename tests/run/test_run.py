@@ -15,8 +15,8 @@ from running import Run, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM
 
-from areal_like.config.load import load
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 from areal_like.rewards.gsm8k import verify

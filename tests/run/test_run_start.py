@@ -11,7 +11,7 @@ import torch
 from running import CONFIG, run
 from safetensors.torch import load_file
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.demo.init_model import write_init_model
 
 

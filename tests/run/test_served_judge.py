@@ -9,10 +9,10 @@ import pytest
 from running import run
 from safetensors.numpy import load_file, save_file
 
-from areal_like.config.schema import ChatJudgeConfig, InitModelConfig
+from areal_like.core.config.schema import ChatJudgeConfig, InitModelConfig
+from areal_like.core.types import Prompt
 from areal_like.demo.init_model import write_init_model
 from areal_like.rewards.judge_texts import fill, read_score
-from areal_like.types import Prompt
 
 TEMPLATE = "{question} {response}"
 KEYS = {"score_pattern": r"(\d)", "score_max": 9.0, "max_tokens": 2}

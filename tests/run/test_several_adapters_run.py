@@ -12,9 +12,9 @@ from running import ROOT, Run, run
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from areal_like.checkpoint.journal import Journal, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.checkpoint.journal import Journal, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.arithmetic import generate
 from areal_like.demo.init_model import write_init_model
 

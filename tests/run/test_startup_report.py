@@ -7,7 +7,7 @@ from dataclasses import replace
 from running import CONFIG
 
 import allocation
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 from areal_like.run.startup_report import _parameters, startup_report
 

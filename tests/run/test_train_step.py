@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from running import CONFIG
 
-from areal_like.algorithms.losses import decoupled_ppo, dpo, value_loss
-from areal_like.algorithms.presets import make_algorithm
-from areal_like.config.load import load
-from areal_like.hooks import Share
-from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.policies import Policy
-from areal_like.run.step import Models, train_step
-from areal_like.types import Batch, FinishReason, LossSpec, Trajectory
+from areal_like.core.algorithms.losses import decoupled_ppo, dpo, value_loss
+from areal_like.core.algorithms.presets import make_algorithm
+from areal_like.core.config.load import load
+from areal_like.core.hooks import Share
+from areal_like.core.loop.logprob_check import check_logprobs
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.step import Models, train_step
+from areal_like.core.types import Batch, FinishReason, LossSpec, Trajectory
 
 
 class Silent:

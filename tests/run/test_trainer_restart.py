@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from running import run
 
-from areal_like.checkpoint.journal import Journal, read_header
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
+from areal_like.core.checkpoint.journal import Journal, read_header
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
 
 pytestmark = [pytest.mark.long, pytest.mark.covers("resume after SIGKILL")]
 

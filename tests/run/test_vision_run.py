@@ -10,11 +10,11 @@ import pytest
 from running import run
 from vision_models import write_vlm
 
-from areal_like.config.load import load
-from areal_like.images import decode
+from areal_like.core.config.load import load
+from areal_like.core.images import decode
+from areal_like.core.user_code import load_object
 from areal_like.preflight import preflight
 from areal_like.preflight.data import image_share
-from areal_like.runtime.user_code import load_object
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "examples/vision/count_cpu.yaml"

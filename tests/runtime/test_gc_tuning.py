@@ -8,8 +8,8 @@ import weakref
 from contextlib import suppress
 from importlib import import_module
 
-from areal_like.runtime import gc_tuning
-from areal_like.runtime.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, pause_gc, release
+from areal_like.core import gc_tuning
+from areal_like.core.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, pause_gc, release
 
 MANY = 100_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.runtime.user_code import Portable, UserCodeError, absolute, load_object, register
+from areal_like.core.user_code import Portable, UserCodeError, absolute, load_object, register
 
 
 def write(path: Path, text: str) -> str:

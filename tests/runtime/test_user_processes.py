@@ -7,7 +7,7 @@ import asyncio
 import psutil
 import pytest
 
-from areal_like.errors import RunError
+from areal_like.core.errors import RunError
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import CallStart, WorkerLimits
 

@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from areal_like.core.types import FinishReason, Reward, Trajectory
 from areal_like.runtime.frames import Frames, Kind, NotPlain, frame, plain
 from areal_like.runtime.watch import user_line
-from areal_like.types import FinishReason, Reward, Trajectory
 
 DUMP = """Thread 0x00007f0000000001 (most recent call first):
   File "/usr/lib/python3.12/selectors.py", line 468 in select

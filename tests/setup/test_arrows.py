@@ -132,7 +132,7 @@ def test_each_part_imports_only_parts_below_it(own, order):
 
 
 def test_only_a_capability_imports_a_capability_and_only_itself():
-    """So that its folder can be deleted; the rest finds capabilities by `areal_like.registry`."""
+    """So that its folder can be deleted; the rest finds capabilities by `areal_like.core.registry`."""
     wrong = [
         f"{module} imports {name}"
         for module, names in GRAPH.items()
@@ -144,7 +144,7 @@ def test_only_a_capability_imports_a_capability_and_only_itself():
 
 def test_keys_of_capabilities_are_known_without_the_rest_of_them():
     """The configuration is complete before a capability is loaded, and `--help` answers at once."""
-    light = {"schema": ("areal_like.config.section", "areal_like.config.ignored"), "commands": ()}
+    light = {"schema": ("areal_like.core.config.section", "areal_like.core.config.ignored"), "commands": ()}
     wrong = [
         f"{module} imports {name}"
         for module in OWN
@@ -227,7 +227,7 @@ def test_endpoints_of_servers_are_named_only_where_sglang_is():
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno} names {match[0]}"
         for module, file in OWN.items()
-        if not module.startswith("areal_like.rollout.sglang")
+        if not module.startswith("areal_like.backends.sglang")
         for node in ast.walk(TREES[module])
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := ENDPOINTS.search(node.value))
     ]
@@ -240,12 +240,12 @@ PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub"}
 # The modules that take such a text apart: of libraries and other processes, which have no facts, and two of ours.
 READ_TEXTS = {
     "allocation.cli.arguments": "a help's names of Megatron, for which this command has options",
-    "areal_like.cluster.workers": "Ray's",
+    "areal_like.backends.ray.workers": "Ray's",
     "areal_like.data.dataset": "problem and remedy of an ImageError",
     "areal_like.preflight.overrides": "the last line of a process that failed",
     "areal_like.capabilities.drift.alarm": "a server's answer",
-    "areal_like.trainer.fsdp.counting": "transformers'",
-    "areal_like.trainer.image_inputs": "transformers'",
+    "areal_like.backends.fsdp.counting": "transformers'",
+    "areal_like.backends.training.image_inputs": "transformers'",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from areal_like.config.load import LoadedConfig, load
+from areal_like.core.config.load import LoadedConfig, load
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

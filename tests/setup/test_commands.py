@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from areal_like.commands import app
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight.trainable import check_trainable
 
 ROOT = Path(__file__).parents[2]

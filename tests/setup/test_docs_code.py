@@ -17,7 +17,7 @@ import yaml
 
 from allocation.cli import app as allocation
 from areal_like.commands import app as areal_like
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 
 ROOT = Path(__file__).parents[2]

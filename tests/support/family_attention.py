@@ -15,9 +15,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 from torch import Tensor
 
+from areal_like.backends.sglang.cpu_attention import BatchedTorchNativeBackend, Chunk
+from areal_like.backends.sglang.image_masks import image_spans
 from areal_like.data.processor import SEES_WHOLE_IMAGES
-from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend, Chunk
-from areal_like.rollout.sglang.image_masks import image_spans
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 from allocation.model_spec import from_config
+from areal_like.backends.sglang.architectures import read_fields
 from areal_like.data.processor import SEES_WHOLE_IMAGES
-from areal_like.rollout.sglang.architectures import read_fields
 
 ATTENTION = "torch_native"
 STATES = 4  # of delta nets, per sequence: one is computed with, and the others serve prefixes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_like.rollout.sglang import LAUNCHER, launcher
-from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE, read_config
+from areal_like.backends.sglang import LAUNCHER, launcher
+from areal_like.backends.sglang.architectures import ON_GPUS_ALONE, read_config
 
 ROOT = Path(__file__).parents[2]
 FAMILY_LAUNCHER = "support.family_launcher"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from trainer_jobs import Setting, engine, exported, make_batch, make_groups
 
-from areal_like.algorithms.losses import sft
-from areal_like.routes import ROUTES, unknown_expert
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import Batch, LossSpec
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.routes import ROUTES, unknown_expert
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import Batch, LossSpec
 
 LAYERS, EXPERTS, CHOSEN = 4, 4, 2  # of the model `moe`
 

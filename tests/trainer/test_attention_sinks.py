@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_like.trainer.kernel_attention import kernel_attention
-from areal_like.trainer.packed_attention import group_by_length, padded_attention
+from areal_like.backends.training.kernel_attention import kernel_attention
+from areal_like.backends.training.packed_attention import group_by_length, padded_attention
 
 ENDS = torch.tensor([0, 5, 12, 13], dtype=torch.int32)
 HEADS, SIZE = 4, 8

@@ -15,11 +15,11 @@ from test_masks_served import distances
 from tolerance import rounding
 from trainer_jobs import Setting
 
-from areal_like.algorithms.batch import batch_of
-from areal_like.config.schema import BranchConfig, MicroBatchConfig
-from areal_like.rollout.pool import Sampling
-from areal_like.trainer.packing import packs
-from areal_like.types import Prompt, Reward, Trajectory, generated_in
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.config.schema import BranchConfig, MicroBatchConfig
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.trainer.packing import packs
+from areal_like.core.types import Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.branching import Branching
 
 pytestmark = pytest.mark.covers("shared prompts")

@@ -5,9 +5,9 @@ import weakref
 import numpy as np
 import torch
 
-from areal_like.trainer import device_batch, packing
-from areal_like.trainer.device_batch import DeviceBatches
-from areal_like.types import Batch
+from areal_like.core.trainer import device_batch, packing
+from areal_like.core.trainer.device_batch import DeviceBatches
+from areal_like.core.types import Batch
 
 
 def test_micro_batches_are_on_the_device_one_at_a_time(monkeypatch):

@@ -24,7 +24,7 @@ from trainer_jobs import (
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, get_scheduler
 
 from allocation import ParallelSizes
-from areal_like.config.schema import OptimizerConfig
+from areal_like.core.config.schema import OptimizerConfig
 
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 

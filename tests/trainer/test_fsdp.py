@@ -35,10 +35,10 @@ from trainer_jobs import (
 from transformers import AutoConfig, AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import sft
-from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.fsdp.conversion import to_hugging_face
-from areal_like.types import LossSpec
+from areal_like.backends.fsdp.conversion import to_hugging_face
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import LossSpec
 
 pytestmark = pytest.mark.covers("FSDP", "CP")
 

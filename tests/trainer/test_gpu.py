@@ -25,10 +25,10 @@ from trainer_jobs import (
 from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer import logprobs
-from areal_like.trainer.engine import LoRA
-from areal_like.types import Batch
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer import logprobs
+from areal_like.core.trainer.engine import LoRA
+from areal_like.core.types import Batch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

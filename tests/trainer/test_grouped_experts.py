@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from areal_like.trainer.megatron.cpu import cuda as cpu
+from areal_like.backends.megatron.cpu import cuda as cpu
 
 cpu.install()
 # isort: split
-from areal_like.trainer.megatron import grouped_experts  # noqa: E402
+from areal_like.backends.megatron import grouped_experts  # noqa: E402
 
 SPLITS = [[3, 0, 5, 1], [0, 0, 0, 9], [9, 0, 0, 0]]
 

@@ -22,7 +22,7 @@ from trainer_jobs import (
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
-from areal_like.trainer.engine import LoRA
+from areal_like.core.trainer.engine import LoRA
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from areal_like.trainer import logprobs
+from areal_like.core.trainer import logprobs
 
 ROWS, WORDS, PADDED, HIDDEN = 40, 22, 26, 6
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from areal_like.trainer import logprobs
+from areal_like.core.trainer import logprobs
 
 
 class OneRank:

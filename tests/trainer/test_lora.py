@@ -15,7 +15,7 @@ from trainer_jobs import TEMPERATURE, Setting, adapted_steps, initial_weights, m
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.trainer.engine import LoRA
+from areal_like.core.trainer.engine import LoRA
 
 pytestmark = pytest.mark.covers("LoRA")
 

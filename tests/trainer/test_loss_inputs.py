@@ -11,11 +11,11 @@ from tolerance import close_to
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo
-from areal_like.algorithms.objectives import gmpo
-from areal_like.algorithms.settings import PRESETS, Settings
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo
+from areal_like.core.algorithms.objectives import gmpo
+from areal_like.core.algorithms.settings import PRESETS, Settings
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import LossSpec
 
 
 def counting(inputs: LossInputs, parameters: float) -> TokenLoss:

@@ -11,8 +11,8 @@ from trainer_jobs import VOCABULARY, Outcome, Setting, make_supported, steps_wit
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.sampling_masks import KEPT
-from areal_like.types import TEMPERATURES
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import TEMPERATURES
 
 pytestmark = pytest.mark.covers("sampling masks")
 

@@ -13,11 +13,11 @@ from serving import peaked_model, pool_on, serve
 from trainer_jobs import Setting, engine
 
 from allocation import ParallelSizes
-from areal_like.algorithms.batch import batch_of
-from areal_like.rollout.pool import Sampling
-from areal_like.sampling_masks import KEPT
-from areal_like.types import Batch, Prompt, Reward, Trajectory
-from areal_like.workflows.joining import as_response, join_parts
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.rollout.joining import as_response, join_parts
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import Batch, Prompt, Reward, Trajectory
 
 PROMPTS = [[5, 6, 7, 8], [9, 4], [11, 3, 8, 8, 6]]
 CUTS: list[dict[str, Any]] = [{"top_p": 0.8, "top_k": 9}, {"top_k": 3}, {"min_p": 0.2, "top_k": 12}, {}]

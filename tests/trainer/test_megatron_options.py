@@ -8,21 +8,17 @@ from pathlib import Path
 import pytest
 
 from allocation import ParallelSizes
-from areal_like.config.options import read_options
-from areal_like.config.schema import ActorConfig, EngineConfig, MegatronConfig, OptimizerConfig
-from areal_like.trainer.engine import EngineSpec
-from areal_like.trainer.environment import (
+from areal_like.backends.megatron.options import TABLE, check_overrides, transformer_options
+from areal_like.backends.training.environment import (
     DETERMINISTIC,
     apply_environment,
     attention_environment,
     local_interface,
     rank_environment,
 )
-from areal_like.trainer.megatron.options import (
-    TABLE,
-    check_overrides,
-    transformer_options,
-)
+from areal_like.core.config.options import read_options
+from areal_like.core.config.schema import ActorConfig, EngineConfig, MegatronConfig, OptimizerConfig
+from areal_like.core.trainer.engine import EngineSpec
 
 
 def problems(overrides, device="cpu"):
@@ -31,7 +27,7 @@ def problems(overrides, device="cpu"):
 
 def test_checking_names_imports_neither_torch_nor_megatron():
     code = (
-        "import sys; from areal_like.trainer.megatron.options import check_overrides as c;"
+        "import sys; from areal_like.backends.megatron.options import check_overrides as c;"
         "list(c({'x': 1}, device='cpu')); print([m for m in ('torch', 'megatron.core') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -174,8 +170,8 @@ def test_variables_are_there_before_torch_is(backend):
     code = f"""
 import os, sys
 from test_megatron_options import spec
-from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.rank import make_engine
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.backends.training.rank import make_engine
 
 class Seen:
     def find_spec(self, name, *_):

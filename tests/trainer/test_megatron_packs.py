@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from areal_like.trainer.megatron.pack import OwnPositions, pack_of
+from areal_like.backends.megatron.pack import OwnPositions, pack_of
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.trainer import packing
+from areal_like.core.trainer import packing
 
 sizes = st.fixed_dictionaries(
     {"tp": st.integers(1, 4), "cp": st.integers(1, 4), "dp": st.integers(1, 8), "multiple": st.integers(1, 4)}

@@ -14,11 +14,11 @@ import torch
 from trainer_jobs import TEMPERATURE, Machine, Setting, engine, exported, make_batch, three_steps
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import LossInputs, TokenLoss, sft
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import Rendezvous
-from areal_like.trainer.logprobs import fp32_logits, log_probs_and_entropy_of_hidden
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.losses import LossInputs, TokenLoss, sft
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.trainer.logprobs import fp32_logits, log_probs_and_entropy_of_hidden
+from areal_like.core.types import LossSpec
 
 HALF = Machine("cpu", "float16")
 TWO = ParallelSizes(dp=2, edp=2)
@@ -119,7 +119,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale_which_checkpoints_keep(
 
 def one_sided_overflow(rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting) -> list[list[float]]:
     """Loss scales of dense and expert weights after each of two steps whose dense gradients alone are infinite."""
-    from areal_like.trainer.megatron import optimizer
+    from areal_like.backends.megatron import optimizer
 
     scales = []
     with engine(rendezvous, listener, setting) as made:
@@ -157,7 +157,7 @@ def head_error(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
     with engine(rendezvous, listener, setting) as made:
         if setting.backend == "fsdp":
             made._model.get_output_embeddings().register_forward_hook(note)  # type: ignore[attr-defined]
-        with mock.patch("areal_like.trainer.megatron.engine.log_probs_and_entropy_of_hidden", measured):
+        with mock.patch("areal_like.backends.megatron.engine.log_probs_and_entropy_of_hidden", measured):
             made.log_probs(make_batch(), TEMPERATURE)
         step = made.train(make_batch(), LossSpec(sft))
     return max(errors), step["grad_norm"]

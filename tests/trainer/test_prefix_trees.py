@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.routes import ROUTES
-from areal_like.trainer import packing
-from areal_like.trainer.packing import MicroBatch
-from areal_like.trainer.prefix_trees import KEYS_PER_TOKEN, PrefixTrees, find_trees, separate
-from areal_like.types import Batch
+from areal_like.core.routes import ROUTES
+from areal_like.core.trainer import packing
+from areal_like.core.trainer.packing import MicroBatch
+from areal_like.core.trainer.prefix_trees import KEYS_PER_TOKEN, PrefixTrees, find_trees, separate
+from areal_like.core.types import Batch
 
 pytestmark = pytest.mark.covers("shared prompts")
 

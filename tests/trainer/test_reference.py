@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from areal_like.config.schema import ReferenceConfig
-from areal_like.trainer.reference import Reference
-from areal_like.types import Batch
+from areal_like.core.config.schema import ReferenceConfig
+from areal_like.core.trainer.reference import Reference
+from areal_like.core.types import Batch
 
 
 class Actor:

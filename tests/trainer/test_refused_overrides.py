@@ -8,10 +8,10 @@ import pytest
 
 from allocation import ParallelSizes, load_model
 from allocation.model_spec import known_models
-from areal_like.config.schema import EngineConfig, MegatronConfig
+from areal_like.backends.megatron.cpu import cuda as cpu
+from areal_like.backends.megatron.refusals import Asked, judge
+from areal_like.core.config.schema import EngineConfig, MegatronConfig
 from areal_like.preflight.overrides import shape_of
-from areal_like.trainer.megatron.cpu import cuda as cpu
-from areal_like.trainer.megatron.refusals import Asked, judge
 
 cpu.install()
 

@@ -9,7 +9,7 @@ import torch
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
 
-from areal_like.trainer.megatron.bridges.own_layers import router_logits
+from areal_like.backends.megatron.bridges.own_layers import router_logits
 
 TOKENS, SIZE, EXPERTS = 6, 8, 4
 

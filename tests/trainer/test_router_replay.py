@@ -13,9 +13,9 @@ from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
-from areal_like.config.schema import OptimizerConfig
-from areal_like.routes import ROUTES
-from areal_like.types import Batch
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.routes import ROUTES
+from areal_like.core.types import Batch
 
 pytestmark = pytest.mark.covers("router replay")
 

@@ -15,8 +15,8 @@ from trainer_jobs import (
 )
 
 from allocation import ParallelSizes
-from areal_like.config.schema import EngineConfig, MegatronConfig, OptimizerConfig
-from areal_like.trainer.megatron.options import transformer_options
+from areal_like.backends.megatron.options import transformer_options
+from areal_like.core.config.schema import EngineConfig, MegatronConfig, OptimizerConfig
 
 DP2 = ParallelSizes(dp=2, edp=2)
 EXPERTS = ParallelSizes(dp=2, ep=2)
@@ -91,7 +91,7 @@ def test_the_precision_aware_optimizers_keys_are_fields_of_its_config():
     """Transformer Engine's Adam alone has them, so that Megatron's object cannot be made without a GPU."""
     from megatron.core.optimizer import OptimizerConfig as MegatronsOptimizer
 
-    from areal_like.trainer.megatron.optimizer import optimizer_options
+    from areal_like.backends.megatron.optimizer import optimizer_options
 
     dtypes = {"main_params_dtype": "float16", "main_grads_dtype": "bfloat16", "exp_avg_sq_dtype": "float16"}
     megatron = MegatronConfig(use_precision_aware_optimizer=True, exp_avg_dtype="bfloat16", **dtypes)

@@ -14,10 +14,10 @@ from test_layouts import world
 from trainer_jobs import POLICY, TEMPERATURE, Machine, Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import sft
-from areal_like.config.schema import OptimizerConfig
-from areal_like.trainer.engine import LoRA, Rendezvous, RoleError
-from areal_like.types import LossSpec
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.trainer.engine import LoRA, Rendezvous, RoleError
+from areal_like.core.types import LossSpec
 
 pytestmark = pytest.mark.covers("LoRA")
 

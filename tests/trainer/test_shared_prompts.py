@@ -13,10 +13,10 @@ from tolerance import assert_close
 from trainer_jobs import Outcome, Setting, make_groups, steps_with_groups
 
 from allocation import ParallelSizes
-from areal_like.config.schema import MicroBatchConfig
-from areal_like.trainer import packing
-from areal_like.trainer.prefix_trees import find_trees
-from areal_like.types import Batch
+from areal_like.core.config.schema import MicroBatchConfig
+from areal_like.core.trainer import packing
+from areal_like.core.trainer.prefix_trees import find_trees
+from areal_like.core.types import Batch
 
 pytestmark = pytest.mark.covers("shared prompts")
 

@@ -11,7 +11,7 @@ from trainer_jobs import TEMPERATURE, VOCABULARY, Setting, make_taught, steps_wi
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.types import TEACHER_IDS, TEACHER_TOP
+from areal_like.core.types import TEACHER_IDS, TEACHER_TOP
 
 pytestmark = pytest.mark.covers("distillation")
 

@@ -24,11 +24,11 @@ from trainer_jobs import (
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
-from areal_like.config.schema import MicroBatchConfig
-from areal_like.trainer.device_batch import to_device
-from areal_like.trainer.fsdp import attention
-from areal_like.trainer.packing import packs
-from areal_like.types import Batch, LossSpec
+from areal_like.backends.fsdp import attention
+from areal_like.core.config.schema import MicroBatchConfig
+from areal_like.core.trainer.device_batch import to_device
+from areal_like.core.trainer.packing import packs
+from areal_like.core.types import Batch, LossSpec
 
 pytestmark = pytest.mark.covers("shared prompts")
 

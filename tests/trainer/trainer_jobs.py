@@ -23,9 +23,12 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 
 from allocation import ParallelSizes
-from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, sft
-from areal_like.algorithms.settings import Settings
-from areal_like.config.schema import (
+from areal_like.backends.megatron import optimizer
+from areal_like.backends.megatron.engine import MegatronEngine  # before anything else of megatron
+from areal_like.backends.training.rank import make_engine
+from areal_like.core.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, sft
+from areal_like.core.algorithms.settings import Settings
+from areal_like.core.config.schema import (
     EngineConfig,
     FSDPConfig,
     MegatronConfig,
@@ -33,18 +36,15 @@ from areal_like.config.schema import (
     OptimizerConfig,
     TrainerRole,
 )
-from areal_like.trainer.engine import PARTS, EngineSpec, LoRA, NonFiniteError, Rendezvous, RoleError, TrainEngine
-from areal_like.trainer.megatron import optimizer
-from areal_like.trainer.megatron.engine import MegatronEngine  # before anything else of megatron
-from areal_like.trainer.rank import make_engine
+from areal_like.core.trainer.engine import PARTS, EngineSpec, LoRA, NonFiniteError, Rendezvous, RoleError, TrainEngine
 
 # isort: split
 from limits import HUNG_S
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 
-from areal_like.columns import Ragged
-from areal_like.sampling_masks import KEPT
-from areal_like.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, LossSpec
+from areal_like.core.columns import Ragged
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import TEACHER_IDS, TEACHER_TOP, TEMPERATURES, Batch, LossSpec
 
 VOCABULARY = 101
 TEMPERATURE = 0.7
@@ -626,7 +626,7 @@ def gathered(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting
 ) -> tuple[list, list[bytes], dict[str, str]]:
     """What a sender lays out, what it holds of each bucket, of one tensor here, and what the rank itself has of all."""
-    from areal_like.weights.collective.rank import CollectiveSender
+    from areal_like.backends.transports.collective.rank import CollectiveSender
 
     with engine(rendezvous, listener, setting) as made:
         sender = CollectiveSender(made, rendezvous.rank, "127.0.0.1")

@@ -3,12 +3,12 @@
 
 import gc
 
-import areal_like.trainer.megatron.engine
+import areal_like.backends.megatron.engine
 
 # isort: split
-import areal_like.trainer.fsdp.engine
-import areal_like.trainer.megatron.bridges.mbridge
-import areal_like.trainer.megatron.bridges.megatron_bridge
+import areal_like.backends.fsdp.engine
+import areal_like.backends.megatron.bridges.mbridge
+import areal_like.backends.megatron.bridges.megatron_bridge
 from areal_like.data.model_types import register_model_types
 
 register_model_types()  # takes as long as a small engine

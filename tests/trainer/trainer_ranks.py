@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from limits import HUNG_S
 
-from areal_like.cluster.ports import listen
-from areal_like.trainer.engine import Rendezvous
+from areal_like.backends.ray.ports import listen
+from areal_like.core.trainer.engine import Rendezvous
 
 
 class Ranks:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from trainer_jobs import THOUSANDFOLD, Setting, engine, exported
 
-from areal_like.algorithms.losses import sft
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import Batch, LossSpec
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import Batch, LossSpec
 
 
 @dataclass(frozen=True)

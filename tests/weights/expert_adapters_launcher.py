@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from support.family_launcher import serve_family
 
-from areal_like.rollout.sglang.launcher import prepare_imports
+from areal_like.backends.sglang.launcher import prepare_imports
 
 
 def compute_experts(experts: Any, dispatched: Any, info: Any) -> torch.Tensor:

@@ -14,11 +14,11 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from test_sync import connected
 
-from areal_like.errors import WeightUpdateError
-from areal_like.rollout.sglang.checksum import checksum, compare, watch
-from areal_like.trainer.rank import TrainerRank
-from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import make_sender, publish
+from areal_like.backends.sglang.checksum import checksum, compare, watch
+from areal_like.backends.training.rank import TrainerRank
+from areal_like.core.errors import WeightUpdateError
+from areal_like.core.weights.checksum import compare_checksums
+from areal_like.core.weights.sync import make_sender, publish
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

@@ -20,15 +20,15 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from torch import Tensor, distributed
 
-from areal_like.errors import WeightUpdateError, WorkerError
-from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import FILES, deltas, local_copy, receiving
-from areal_like.rollout.sglang.checksum import checksum, numbers
-from areal_like.rollout.sglang.deltas import change, differences, read_delta, read_full, write_delta, write_full
-from areal_like.rollout.sglang.loading import views
-from areal_like.rollout.sglang.weight_files import Chain
-from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
+from areal_like.backends.sglang import FILES, deltas, local_copy, receiving
+from areal_like.backends.sglang.checksum import checksum, numbers
+from areal_like.backends.sglang.deltas import change, differences, read_delta, read_full, write_delta, write_full
+from areal_like.backends.sglang.loading import views
+from areal_like.backends.sglang.weight_files import Chain
+from areal_like.core.errors import WeightUpdateError, WorkerError
+from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.weights.checksum import compare_checksums
+from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: disk")
 

@@ -16,14 +16,14 @@ from limits import HUNG_S
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.giving_up import LOOK_S, GivenUp, wait_for
-from areal_like.weights.collective import controller
-from areal_like.weights.collective import rank as collective
-from areal_like.weights.collective.controller import GROUP, CollectiveSync
-from areal_like.weights.collective.rank import CollectiveSender
-from areal_like.weights.sync import SyncSpec, TensorSpec, publish
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.giving_up import LOOK_S, GivenUp, wait_for
+from areal_like.backends.transports.collective import controller
+from areal_like.backends.transports.collective import rank as collective
+from areal_like.backends.transports.collective.controller import GROUP, CollectiveSync
+from areal_like.backends.transports.collective.rank import CollectiveSender
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.weights.sync import SyncSpec, TensorSpec, publish
 
 
 class Engine:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import Layout, loading
-from areal_like.rollout.sglang.loading import addresses, load, renew_copies
+from areal_like.backends.sglang import Layout, loading
+from areal_like.backends.sglang.loading import addresses, load, renew_copies
 
 
 class Model(torch.nn.Module):

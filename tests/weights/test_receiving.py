@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import distributed
 
-from areal_like.rollout.sglang import receiving
+from areal_like.backends.sglang import receiving
 
 
 @pytest.fixture

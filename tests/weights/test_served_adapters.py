@@ -18,16 +18,16 @@ from limits import HUNG_S
 from safetensors.torch import save_file
 
 from allocation.model_spec import from_config
-from areal_like.config.load import load
-from areal_like.errors import ServerError
+from areal_like.backends.sglang.adapted_layers import adapted_layers
+from areal_like.backends.sglang.adapters import ONLY
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.transports.adapters.controller import AdapterSync
+from areal_like.core.config.load import load
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.weights.sync import SyncSpec
 from areal_like.preflight import preflight
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS, check_served_adapters
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.adapted_layers import adapted_layers
-from areal_like.rollout.sglang.adapters import ONLY
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.weights.adapters.controller import AdapterSync
-from areal_like.weights.sync import SyncSpec
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 ADAPTERS = ["actor.use_lora=true", "weight_update={adapters: true, mode: disk}"]

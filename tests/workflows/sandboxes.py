@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from areal_like.config.schema import SandboxConfig
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.backends import Recipe, probe
 from areal_like.workflows.sandbox.protocol import SandboxError
 

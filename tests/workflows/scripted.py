@@ -10,9 +10,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import FinishReason
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason
 from areal_like.workflows.session import Limits, Session
 
 END = "<|end|>"

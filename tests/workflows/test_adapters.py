@@ -15,12 +15,12 @@ from left_processes import session_processes
 from limits import HUNG_S
 from scripted import Model, tokenizer
 
-from areal_like.config.load import load
-from areal_like.rollout.pool import Sampling
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.types import Prompt, Reward, Trajectory
+from areal_like.core.user_code import load_object
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits
-from areal_like.runtime.user_code import load_object
-from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
 

@@ -18,8 +18,8 @@ import pytest
 from limits import HUNG_S
 from scripted import says, session
 
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import Prompt, Reward
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import Prompt, Reward
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits

@@ -12,10 +12,10 @@ import pytest
 from limits import HUNG_S
 from test_episodes import play  # noqa: F401  # a fixture
 
-from areal_like.config.schema import BranchConfig
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory, generated_in
+from areal_like.core.config.schema import BranchConfig
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import FinishReason, Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.branching import Branching
 
 pytestmark = pytest.mark.covers("shared prompts")

@@ -19,10 +19,10 @@ import pytest
 from limits import HUNG_S
 from scripted import says, session
 
-from areal_like.config.findings import ConfigError
-from areal_like.config.load import load
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.load import load
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.types import Prompt, Reward
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.ignored_fields import DEFAULTS, INERT
 from areal_like.workflows.openai_api import OpenSessions, answer

@@ -14,15 +14,15 @@ from fake_server import Body, FakeServer, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
-from areal_like.algorithms.batch import join, policy_batches
-from areal_like.algorithms.types import Algorithm
-from areal_like.columns import COLUMNS, SERVED, Column, declare
-from areal_like.config.schema import MicroBatchConfig
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import Sampling
-from areal_like.trainer.device_batch import DeviceBatch, to_device
-from areal_like.trainer.packing import MicroBatch, packs
-from areal_like.types import Batch, LossSpec, Prompt, Reward, Trajectory
+from areal_like.core.algorithms.batch import join, policy_batches
+from areal_like.core.algorithms.types import Algorithm
+from areal_like.core.columns import COLUMNS, SERVED, Column, declare
+from areal_like.core.config.schema import MicroBatchConfig
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.trainer.device_batch import DeviceBatch, to_device
+from areal_like.core.trainer.packing import MicroBatch, packs
+from areal_like.core.types import Batch, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.provenance import Generated, Responses

@@ -10,10 +10,10 @@ import pytest
 from scripted import says, session
 from test_sessions import ask, assert_exact, talk
 
-from areal_like.algorithms.advantages import estimate
-from areal_like.algorithms.batch import join
-from areal_like.algorithms.settings import Settings
-from areal_like.types import Prompt, Reward
+from areal_like.core.algorithms.advantages import estimate
+from areal_like.core.algorithms.batch import join
+from areal_like.core.algorithms.settings import Settings
+from areal_like.core.types import Prompt, Reward
 from areal_like.workflows.conversation import Continuity
 from areal_like.workflows.session import Session
 

@@ -12,9 +12,9 @@ import pytest
 from limits import HUNG_S
 from sandboxes import why_not
 
-from areal_like.cluster.containers import label, note_containers, remove_containers
-from areal_like.cluster.lifetime import run_lifetime
-from areal_like.config.schema import SandboxConfig
+from areal_like.backends.ray.containers import label, note_containers, remove_containers
+from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.sandbox.handle import Sandbox
 from areal_like.workflows.sandbox.pool import Pool

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scripted import END, Model, says, session
 
-from areal_like.types import Prompt, Reward
+from areal_like.core.types import Prompt, Reward
 from areal_like.workflows.openai_api import answer
 from areal_like.workflows.session import Session
 
@@ -88,7 +88,7 @@ def test_a_picture_with_transparency_reaches_servers_as_it_is_shown():
 
     from PIL import Image
 
-    from areal_like.images import as_data_url, decode, from_data_url
+    from areal_like.core.images import as_data_url, decode, from_data_url
     from areal_like.workflows.image_parts import _check_image
 
     data = BytesIO()

@@ -21,8 +21,8 @@ import pytest
 from limits import HUNG_S
 from scripted import says, session
 
-from areal_like.config.schema import EpisodeConfig
-from areal_like.errors import RunError
+from areal_like.core.config.schema import EpisodeConfig
+from areal_like.core.errors import RunError
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.openai_api import OpenSessions
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from scripted import Model, tokenizer
 
-from areal_like.config.load import load
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.rollout.sglang.http import Unavailable
+from areal_like.backends.sglang.http import Unavailable
+from areal_like.core.config.load import load
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import TURN_REWARDS, TURN_STATES, Prompt, Reward
+from areal_like.core.user_code import register
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.user_code import register
-from areal_like.types import TURN_REWARDS, TURN_STATES, Prompt, Reward
 from areal_like.workflows import forms
 from areal_like.workflows.forms import WorkflowError, level_of
 from areal_like.workflows.make import Workflows
@@ -289,7 +289,7 @@ def test_responses_of_a_dataset_are_trajectories_with_unknown_log_probs(play, ex
     ],
 )
 def test_an_episode_that_fails_is_counted_and_its_samples_have_no_reward(play, body, cause, words):
-    source = f"from areal_like.types import Reward\nasync def run(row, client):\n    await {ASK}\n    {body}"
+    source = f"from areal_like.core.types import Reward\nasync def run(row, client):\n    await {ASK}\n    {body}"
     limits = [f"episode.timeout_s={2 if cause == 'time_limit' else 600}", "episode.max_turns=1"]
     (group,), (said,), counts = play(source, *limits)
     assert [t.reward for t in group] == [None, None] and all(t.generated.any() for t in group)
@@ -495,7 +495,7 @@ def test_lists_of_a_trajectory_made_by_hand_become_arrays(play):
 BY_HAND = """
 import numpy as np
 from dataclasses import replace
-from areal_like.types import Trajectory
+from areal_like.core.types import Trajectory
 
 
 async def run(prompt, n, rollout):

@@ -17,17 +17,17 @@ from fake_server import FakeServer, open_pool, output
 from scripted import tokenizer
 from test_episodes import ASK, Pool, score
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
+from areal_like.core.gc_tuning import gc_tuned
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.types import Prompt
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.scalars import Scalars
-from areal_like.rollout.pool import Sampling
 from areal_like.runtime import workers
 from areal_like.runtime.descendants import resident_bytes
-from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits
-from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
 

@@ -20,13 +20,13 @@ from limits import HUNG_S
 from scripted import tokenizer
 from test_episodes import ASK, Pool, score
 
-from areal_like.config.load import load
-from areal_like.rollout.pool import Sampling
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.types import Prompt
 from areal_like.runtime import remote, watch
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits
 from areal_like.runtime.workers import MOST_FAILURES
-from areal_like.types import Prompt
 from areal_like.workflows.make import Workflows
 from areal_like.workflows.playing import ENTRY
 
@@ -191,7 +191,7 @@ KILLED = """
 import asyncio, os, pickle, signal, sys
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import CallStart, WorkerLimits
-from areal_like.runtime.user_code import Portable
+from areal_like.core.user_code import Portable
 from areal_like.workflows.playing import ENTRY, Episode, pack_call
 
 async def main():

@@ -14,10 +14,10 @@ import pytest
 from scripted import Model, session
 from vision_models import picture, write_files
 
+from areal_like.core.images import Images, as_data_url
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.images import Images, as_data_url
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import Prompt, Reward
 from areal_like.workflows.openai_api import answer
 from areal_like.workflows.session import Limits, Session
 

@@ -21,8 +21,8 @@ from limits import HUNG_S
 from scripted import END, Model, tokenizer
 from unreliable_proxy import Fault, UnreliableProxy
 
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import Prompt, Reward
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import Prompt, Reward
 from areal_like.workflows.attempts import Sending
 from areal_like.workflows.endpoint import Endpoint, EndpointSettings
 from areal_like.workflows.openai_api import OpenSessions

@@ -14,7 +14,7 @@ import pytest
 from limits import HUNG_S
 from scripted import END, says, session
 
-from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.core.types import Prompt, Reward, Trajectory
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Session

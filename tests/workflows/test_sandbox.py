@@ -18,7 +18,7 @@ import pytest
 from limits import HUNG_S
 from sandboxes import why_not
 
-from areal_like.config.schema import SandboxConfig
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.sandbox.handle import CommandResult, Sandbox
 from areal_like.workflows.sandbox.pool import MOST_AT_ONCE, Pool
@@ -274,7 +274,7 @@ def test_a_pool_that_closes_cancels_no_start():
 
 KILLED = f"""
 import asyncio, os, signal
-from areal_like.config.schema import SandboxConfig
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.bubblewrap import Bubblewrap
 
 async def main():

@@ -15,11 +15,11 @@ from sandboxes import why_not
 from scripted import tokenizer
 from test_episodes import ASK, Pool, score
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.types import Prompt
 from areal_like.preflight.workflow import check_workflow
-from areal_like.rollout.pool import Sampling
 from areal_like.runtime.processes import UserProcesses
-from areal_like.types import Prompt
 from areal_like.workflows.forms import WorkflowError, level_of
 from areal_like.workflows.make import Workflows
 

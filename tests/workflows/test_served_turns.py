@@ -15,12 +15,12 @@ from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
-from areal_like.columns import Ragged
-from areal_like.rollout.pool import Sampling
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape, known_routes
-from areal_like.sampling_masks import KEPT
-from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
+from areal_like.backends.sglang.http import Deadline
+from areal_like.core.columns import Ragged
+from areal_like.core.rollout.pool import Sampling
+from areal_like.core.routes import ROUTES, RouteShape, known_routes
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import TEMPERATURES, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.session import Limits, Session

@@ -13,8 +13,8 @@ import openai
 import pytest
 from scripted import END, TEMPLATES, Model, says, session, tokenizer
 
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.types import FinishReason, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
 from areal_like.workflows.conversation import Continuity, TemplateContext
 from areal_like.workflows.openai_api import OpenSessions

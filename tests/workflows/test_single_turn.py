@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from limits import HUNG_S
 
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.types import FinishReason, Prompt, Reward, Trajectory
-from areal_like.workflows import single_turn
-from areal_like.workflows.single_turn import TRAJECTORIES, SingleTurn
+from areal_like.core.rollout import single_turn
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.rollout.single_turn import TRAJECTORIES, SingleTurn
+from areal_like.core.types import FinishReason, Prompt, Reward, Trajectory
 
 SAMPLES = 3 * TRAJECTORIES
 

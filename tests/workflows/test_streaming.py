@@ -21,14 +21,14 @@ from serving import pool_on, serve
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.tool_calls import CALL_STARTS
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import Prompt, Reward, Trajectory
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.errors import ServerError
-from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import in_loop
-from areal_like.sampling_masks import KEPT
-from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.endpoint import Endpoint
 from areal_like.workflows.openai_api import OpenSessions, answer
 from areal_like.workflows.session import Limits, Session

@@ -15,7 +15,7 @@ import pytest
 from running import ROOT, SCRIPT
 from sandboxes import why_not
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.workflows.sandbox.backends import Recipe
 from areal_like.workflows.sandbox.handle import Sandbox
 from areal_like.workflows.sandbox.pool import Pool

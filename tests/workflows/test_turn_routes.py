@@ -12,12 +12,12 @@ import pytest
 from scripted import Model, says, session
 from test_sessions import ask, talk
 
-from areal_like.algorithms.batch import batch_of
-from areal_like.config.schema import MicroBatchConfig
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.routes import ROUTES, RouteShape, known_routes
-from areal_like.trainer.packing import packs
-from areal_like.types import Prompt, Reward, Trajectory
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.config.schema import MicroBatchConfig
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.routes import ROUTES, RouteShape, known_routes
+from areal_like.core.trainer.packing import packs
+from areal_like.core.types import Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
 from areal_like.workflows.session import Session
 

@@ -12,13 +12,13 @@ import torch
 from scripted import Model, says, session
 from test_sessions import ask, talk
 
-from areal_like.algorithms.batch import batch_of
-from areal_like.columns import Ragged
-from areal_like.rollout.pool import Response, Sampling
-from areal_like.sampling_masks import KEPT
-from areal_like.trainer.device_batch import to_device
-from areal_like.trainer.packing import pack
-from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.columns import Ragged
+from areal_like.core.rollout.pool import Response, Sampling
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.trainer.device_batch import to_device
+from areal_like.core.trainer.packing import pack
+from areal_like.core.types import TEMPERATURES, Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
 from areal_like.workflows.session import Limits, Session
 

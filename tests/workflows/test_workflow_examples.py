@@ -14,13 +14,13 @@ import pytest
 from scripted import Model
 from serving import pool_on, serve
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.types import Prompt, Reward, Trajectory
+from areal_like.core.user_code import load_object
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.runtime.processes import UserProcesses
-from areal_like.runtime.user_code import load_object
-from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.make import Workflows
 
 pytestmark = pytest.mark.covers("agents")

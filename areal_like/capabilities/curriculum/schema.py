@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from areal_like.config.section import Section
+from areal_like.core.config.section import Section
 
 
 class CurriculumConfig(Section):

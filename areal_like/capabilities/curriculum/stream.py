@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from areal_like.capabilities.curriculum.schema import CurriculumConfig, CurriculumKeys
-from areal_like.config.keys import with_keys
+from areal_like.core.config.keys import with_keys
+from areal_like.core.rollout.stream import PromptStream
+from areal_like.core.types import Ints, Prompt
 from areal_like.data.prompt_values import PromptValues, prompt_keys
-from areal_like.data.stream import PromptStream
 from areal_like.job import Job
-from areal_like.types import Ints, Prompt
 
 
 class Curriculum(PromptStream):

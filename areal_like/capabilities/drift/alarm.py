@@ -14,26 +14,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.algorithms.batch import batch_of
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.server import Server
 from areal_like.capabilities.drift.backoff import LONGEST, Backoff
 from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cause
 from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
 from areal_like.capabilities.drift.routes import differ, find_rerouted
 from areal_like.capabilities.drift.schedule import SHARE, Schedule
 from areal_like.capabilities.drift.schema import DriftKeys
-from areal_like.columns import join
-from areal_like.config.keys import with_keys
-from areal_like.config.schema import RunConfig
-from areal_like.errors import RunError, ServerError, WeightUpdateError
-from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.server import Server
-from areal_like.routes import ROUTES, Routes, RouteShape
-from areal_like.run.logprob_check import allowed_logprob_diff
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, Floats, Trajectory
-from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import WeightSync, publish
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.columns import join
+from areal_like.core.config.keys import with_keys
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.errors import RunError, ServerError, WeightUpdateError
+from areal_like.core.loop.logprob_check import allowed_logprob_diff
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.routes import ROUTES, Routes, RouteShape
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Batch, Floats, Trajectory
+from areal_like.core.weights.checksum import compare_checksums
+from areal_like.core.weights.sync import WeightSync, publish
 
 PROBE_S = 30.0  # that a step waits for all scores of its probe; a server that is late is left out of it
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.types import Floats
+from areal_like.core.types import Floats
 
 FEW, MUCH = 0.05, 0.4  # this share of tokens carries that share where few experts differ; of rounding it has 0.2
 MOST = 0.8  # of the distance belongs to tokens whose experts explain it

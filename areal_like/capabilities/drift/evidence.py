@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from areal_like.columns import join
-from areal_like.errors import ServerError
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.server import Server
-from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Batch, Ints
+from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.server import Server
+from areal_like.core.columns import join
+from areal_like.core.errors import ServerError
+from areal_like.core.routes import ROUTES, Routes, RouteShape, unknown_expert
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Batch, Ints
 
 PAIRS = 16
 

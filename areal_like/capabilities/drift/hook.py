@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from areal_like.capabilities.drift.alarm import DriftAlarm
 from areal_like.capabilities.drift.schema import DriftKeys
 from areal_like.capability import Started
-from areal_like.config.keys import with_keys
-from areal_like.hooks import Hook, TrainingStep
+from areal_like.core.config.keys import with_keys
+from areal_like.core.hooks import Hook, TrainingStep
 from areal_like.metrics.record import Record
 
 

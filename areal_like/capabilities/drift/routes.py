@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.routes import Routes, unknown_expert
+from areal_like.core.routes import Routes, unknown_expert
 
 
 def differ(one: Routes | None, other: Routes | None) -> bool:

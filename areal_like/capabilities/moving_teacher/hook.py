@@ -4,14 +4,14 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from areal_like.backends.sglang.teacher import Teacher
 from areal_like.capabilities.moving_teacher.schema import MovingKeys
 from areal_like.capability import Started
-from areal_like.config.keys import with_keys
-from areal_like.config.schema import RunConfig
-from areal_like.hooks import Hook, TrainingStep
+from areal_like.core.config.keys import with_keys
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.hooks import Hook, TrainingStep
+from areal_like.core.trainer.remote import Trainer
 from areal_like.metrics.record import Record
-from areal_like.rollout.teacher import Teacher
-from areal_like.trainer.remote import Trainer
 
 
 class MovingTeacher(Hook):

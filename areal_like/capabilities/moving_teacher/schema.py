@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from areal_like.config.ignored import Ignored
-from areal_like.config.section import Section
+from areal_like.core.config.ignored import Ignored
+from areal_like.core.config.section import Section
 
 _ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)
 _FIXED = Ignored("`teacher.update_every_steps` is null", lambda at: at.section.update_every_steps is None)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.columns import Ragged
-from areal_like.errors import CheckpointError
-from areal_like.types import FinishReason, Node, Trajectory
+from areal_like.core.columns import Ragged
+from areal_like.core.errors import CheckpointError
+from areal_like.core.types import FinishReason, Node, Trajectory
 
 type Arrays = dict[str, NDArray[Any]]
 

@@ -10,9 +10,9 @@ from areal_like.capabilities.replay.comparison import describe_place, describe_t
 from areal_like.capabilities.replay.digests import Digest, bits, digest, find_change
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, StepFile
-from areal_like.checkpoint.journal import Step
-from areal_like.checkpoint.store import checkpoints
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.journal import Step
+from areal_like.core.checkpoint.store import checkpoints
+from areal_like.core.errors import CheckpointError
 
 
 def audit_run(run: RecordedRun, config: Mapping[str, Any], steps: list[int]) -> Iterator[str]:

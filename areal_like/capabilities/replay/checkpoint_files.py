@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from areal_like.capabilities.replay.step_file import FOLDER
-from areal_like.checkpoint.files import names_in, write_durably
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.files import names_in, write_durably
+from areal_like.core.errors import CheckpointError
 
 _CHECKSUM = "sha256"
 

@@ -93,8 +93,8 @@ def _show(work: "Callable[[], ReplayVerdict]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from areal_like.config.findings import ConfigError
-    from areal_like.errors import RunError
+    from areal_like.core.config.findings import ConfigError
+    from areal_like.core.errors import RunError
     from areal_like.metrics.console import complain
 
     try:

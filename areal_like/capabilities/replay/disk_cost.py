@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding, Severity
 from areal_like.capabilities.replay.schema import ReplayKeys
 from areal_like.capability import Known
-from areal_like.config.findings import finding
-from areal_like.config.keys import with_keys
+from areal_like.core.config.findings import finding
+from areal_like.core.config.keys import with_keys
 from areal_like.preflight.router_replay import find_routes
 
 COLUMNS = 3 * 4  # bytes of a token: its id, its log-prob and its version

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.replayer import Replay
-from areal_like.types import Trajectory
+from areal_like.core.types import Trajectory
 
 OUTLIER = 30.0  # times the median distance, from which on a token is no longer near its version
 LEAST = 1e-5  # distance of float32 that kernels cause

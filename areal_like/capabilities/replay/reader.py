@@ -23,9 +23,9 @@ from areal_like.capabilities.replay.step_file import (
     recorded_steps,
     removed_steps,
 )
-from areal_like.checkpoint.journal import Step, read_header, read_steps
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.journal import Step, read_header, read_steps
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.core.errors import CheckpointError
 
 type Arrays = Mapping[str, NDArray[Any]]
 

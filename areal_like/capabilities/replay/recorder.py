@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.algorithms.types import Experience
+from areal_like.backends.megatron.options import row_multiple
 from areal_like.capabilities.replay.arrays import Arrays, flatten, to_arrays
 from areal_like.capabilities.replay.checkpoint_files import note_checkpoints
 from areal_like.capabilities.replay.digests import digest
@@ -24,17 +24,17 @@ from areal_like.capabilities.replay.step_file import (
     write_step,
 )
 from areal_like.capability import Started
-from areal_like.checkpoint.disk import call_disk
-from areal_like.checkpoint.journal import read_header
-from areal_like.checkpoint.state import program_version
-from areal_like.checkpoint.store import DIRECTORY, JOURNAL
-from areal_like.columns import COLUMNS
-from areal_like.config.keys import with_keys
-from areal_like.hooks import Hook, Share, TrainingStep
+from areal_like.core.algorithms.types import Experience
+from areal_like.core.checkpoint.disk import call_disk
+from areal_like.core.checkpoint.journal import read_header
+from areal_like.core.checkpoint.state import program_version
+from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
+from areal_like.core.columns import COLUMNS
+from areal_like.core.config.keys import with_keys
+from areal_like.core.hooks import Hook, Share, TrainingStep
+from areal_like.core.trainer.packing import alignment_of, schedule_batch
+from areal_like.core.types import Batch
 from areal_like.job import Job
-from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import alignment_of, schedule_batch
-from areal_like.types import Batch
 
 _FOLLOW = {"behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"}  # beside columns
 PHASE = "recording"  # the name in `seconds/recording`

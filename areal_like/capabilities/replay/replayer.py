@@ -16,26 +16,26 @@ from typing import Any, cast
 
 import numpy as np
 
-from areal_like.algorithms.batch import batch_of
+from areal_like.backends.ray.run import run_cluster
 from areal_like.capabilities.replay.checkpoint_files import check_checkpoint
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.recorder import describe_step, measure
 from areal_like.capabilities.replay.step_file import StepFile, state_arrays
-from areal_like.checkpoint.store import Checkpoint, checkpoints, read
-from areal_like.cluster.run import run_cluster
-from areal_like.config.schema import TrainerRole
-from areal_like.errors import CheckpointError
-from areal_like.hooks import Share, TrainingStep
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.checkpoint.store import Checkpoint, checkpoints, read
+from areal_like.core.config.schema import TrainerRole
+from areal_like.core.errors import CheckpointError
+from areal_like.core.hooks import Share, TrainingStep
+from areal_like.core.loop.policies import Policy, split
+from areal_like.core.loop.step import Models, mean_of_shares, train_step
+from areal_like.core.trainer.reference import Reference
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Floats, Trajectory
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.run.model_files import model_directories
-from areal_like.run.policies import Policy, split
 from areal_like.run.startup import StartupTimes, ready_trainers
-from areal_like.run.step import Models, mean_of_shares, train_step
-from areal_like.trainer.reference import Reference
-from areal_like.trainer.remote import Trainer
-from areal_like.types import Floats, Trajectory
 
 type Keep = Callable[[Trajectory, int], bool]  # whether a trajectory is trained at a version
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from areal_like.config.ignored import ignored_if
-from areal_like.config.section import Section
+from areal_like.core.config.ignored import ignored_if
+from areal_like.core.config.section import Section
 
 
 class ReplayKeys(Section):

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from areal_like.capabilities.replay.reader import RecordedRun
-from areal_like.checkpoint.state import program_version
-from areal_like.config.findings import ConfigError
-from areal_like.config.keys import is_below
-from areal_like.config.load import load
-from areal_like.config.schema import RunConfig
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.state import program_version
+from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import is_below
+from areal_like.core.config.load import load
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.errors import CheckpointError
 from areal_like.job import Job
 from areal_like.preflight import preflight
 from areal_like.preflight.machine import CONFIG_FILE

@@ -20,9 +20,9 @@ from safetensors.numpy import save_file
 
 from areal_like.capabilities.replay.arrays import Arrays, decode
 from areal_like.capabilities.replay.digests import Digest, digest
-from areal_like.checkpoint.files import names_in, sync_directory, write_durably
-from areal_like.errors import CheckpointError, writing
-from areal_like.types import Trajectory
+from areal_like.core.checkpoint.files import names_in, sync_directory, write_durably
+from areal_like.core.errors import CheckpointError, writing
+from areal_like.core.types import Trajectory
 
 FOLDER, FORMAT = "replay", 1
 REMOVED = "removed.json"

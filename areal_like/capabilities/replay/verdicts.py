@@ -30,12 +30,12 @@ from areal_like.capabilities.replay.settings import (
     read_config,
     same_layout,
 )
-from areal_like.checkpoint.state import RunState
-from areal_like.checkpoint.store import Checkpoint
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.store import Checkpoint
+from areal_like.core.errors import CheckpointError
+from areal_like.core.types import Floats
 from areal_like.job import Job
 from areal_like.run.startup import saved_trainers
-from areal_like.types import Floats
 
 SAVE_S = 1800.0
 

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any
 
-from areal_like.config.keys import all_keys, annotation_of
-from areal_like.config.validate import FOREIGN_KEYS
+from areal_like.core.config.keys import all_keys, annotation_of
+from areal_like.core.config.validate import FOREIGN_KEYS
 from areal_like.interop.keys import areal, roll, shared, siirl, slime, trinity, verl, verl_sft
 from areal_like.interop.keys.entries import Entry, prune, rename
 

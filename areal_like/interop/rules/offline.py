@@ -1,6 +1,6 @@
 """Training on the responses of a dataset, which other systems start with a separate pipeline or command."""
 
-from areal_like.algorithms.settings import KEYS
+from areal_like.core.algorithms.settings import KEYS
 from areal_like.interop.rules.translation import MISSING, Translation
 
 _EXAMPLES = {"sft": "answers", "dpo": "preferences"}

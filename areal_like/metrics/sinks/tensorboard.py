@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_like.errors import writing
+from areal_like.core.errors import writing
 
 
 class TensorBoard:

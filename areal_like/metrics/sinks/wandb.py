@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.schema import WandBConfig
-from areal_like.errors import RecordError
+from areal_like.core.config.schema import WandBConfig
+from areal_like.core.errors import RecordError
 
 
 class WandB:

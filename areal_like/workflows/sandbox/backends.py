@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from areal_like.config.schema import CONTAINER_TOOLS, SandboxConfig
-from areal_like.runtime.user_code import Portable, UserCodeError
+from areal_like.core.config.schema import CONTAINER_TOOLS, SandboxConfig
+from areal_like.core.user_code import Portable, UserCodeError
 from areal_like.workflows.sandbox.bubblewrap import Bubblewrap
 from areal_like.workflows.sandbox.containers import Containers
 from areal_like.workflows.sandbox.pool import Pool

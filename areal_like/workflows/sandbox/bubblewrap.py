@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.schema import SandboxConfig
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox import inside
 from areal_like.workflows.sandbox.protocol import GRACE_S, HOME_VARIABLES, USER_ID, WORK, Outcome, SandboxError
 

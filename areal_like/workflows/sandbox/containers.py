@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from areal_like.cluster.containers import label, note_containers
-from areal_like.cluster.janitor import RUN_VARIABLE
-from areal_like.config.schema import SandboxConfig
+from areal_like.backends.ray.containers import label, note_containers
+from areal_like.backends.ray.janitor import RUN_VARIABLE
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.protocol import GRACE_S, HOME_VARIABLES, USER_ID, WORK, Limit, Outcome, SandboxError
 
 START_S = 120.0

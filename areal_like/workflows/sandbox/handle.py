@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from areal_like.config.schema import SandboxConfig
+from areal_like.core.config.schema import SandboxConfig
 from areal_like.workflows.sandbox.pool import Pool, StartedSandbox
 from areal_like.workflows.sandbox.protocol import Limit, Outcome, SandboxError
 

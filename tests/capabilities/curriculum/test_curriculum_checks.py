@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from running import CONFIG
 
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 LORA = ("actor.use_lora=true", "weight_update={adapters: true, mode: disk}", "warm_start=null", "adapters.math={}")

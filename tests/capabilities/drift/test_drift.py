@@ -16,25 +16,25 @@ import pytest
 import torch
 from running import CONFIG
 
-from areal_like.algorithms.batch import batch_of
+from areal_like.backends.sglang import http
+from areal_like.backends.sglang.checksum import checksum, compare_noted, note
+from areal_like.backends.sglang.http import Deadline
 from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
 from areal_like.capabilities.drift.schedule import FIRST, SHARE, Schedule
-from areal_like.columns import Ragged
-from areal_like.config.load import load
-from areal_like.errors import LogprobMismatch, ServerError
-from areal_like.images import Images
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
-from areal_like.run import loop
-from areal_like.run.logprob_check import check_logprobs
-from areal_like.run.loop import Parts
-from areal_like.run.policies import Policy
-from areal_like.sampling_masks import KEPT
-from areal_like.types import Batch, FinishReason, Ints, Trajectory
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.columns import Ragged
+from areal_like.core.config.load import load
+from areal_like.core.errors import LogprobMismatch, ServerError
+from areal_like.core.images import Images
+from areal_like.core.loop import loop
+from areal_like.core.loop.logprob_check import check_logprobs
+from areal_like.core.loop.loop import Parts
+from areal_like.core.loop.policies import Policy
+from areal_like.core.routes import ROUTES, Routes, RouteShape, unknown_expert
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
 

@@ -14,13 +14,13 @@ from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
 
 from areal_like.capabilities.drift.alarm import LogprobDrift
 from areal_like.capabilities.drift.hook import DriftHook, make_hook
-from areal_like.config.load import load
+from areal_like.core.config.load import load
+from areal_like.core.loop import loop
+from areal_like.core.loop.loop import Parts
+from areal_like.core.loop.policies import Policy
+from areal_like.core.routes import Routes
+from areal_like.core.types import Ints
 from areal_like.preflight import preflight
-from areal_like.routes import Routes
-from areal_like.run import loop
-from areal_like.run.loop import Parts
-from areal_like.run.policies import Policy
-from areal_like.types import Ints
 
 pytestmark = pytest.mark.covers("drift alarm", "LoRA")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from areal_like.capabilities.moving_teacher.hook import make_hook
-from areal_like.config.schema import RunConfig
-from areal_like.hooks import TrainingStep
+from areal_like.core.config.schema import RunConfig
+from areal_like.core.hooks import TrainingStep
 
 pytestmark = pytest.mark.covers("distillation")
 

@@ -9,7 +9,7 @@ import pytest
 from running import Run, run
 from safetensors.numpy import load_file, save_file
 
-from areal_like.config.schema import InitModelConfig
+from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model
 
 pytestmark = [pytest.mark.long, pytest.mark.covers("distillation")]

@@ -24,7 +24,7 @@ def ranks() -> Iterator:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model."""
-    from areal_like.config.schema import InitModelConfig
+    from areal_like.core.config.schema import InitModelConfig
     from areal_like.demo.init_model import write_init_model
 
     path = tmp_path_factory.mktemp("model")

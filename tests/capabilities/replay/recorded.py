@@ -11,9 +11,9 @@ import numpy as np
 from areal_like.capabilities.replay.arrays import to_arrays
 from areal_like.capabilities.replay.digests import Digest, digest
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, state_arrays, write_step
-from areal_like.checkpoint.journal import Journal, Step
-from areal_like.columns import Ragged
-from areal_like.types import FinishReason, Node, Trajectory
+from areal_like.core.checkpoint.journal import Journal, Step
+from areal_like.core.columns import Ragged
+from areal_like.core.types import FinishReason, Node, Trajectory
 
 STALENESS = 2
 CONFIG = {"rollout": {"max_head_offpolicyness": STALENESS}}

@@ -12,11 +12,11 @@ import torch
 import trainer_jobs
 from trainer_jobs import Setting, engine
 
-from areal_like.algorithms.losses import sft
 from areal_like.capabilities.replay.digests import digest
 from areal_like.capabilities.replay.rank import describe_state, digest_tensor, name_weights
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import Batch, LossSpec
+from areal_like.core.algorithms.losses import sft
+from areal_like.core.trainer.engine import Rendezvous
+from areal_like.core.types import Batch, LossSpec
 
 trainer_jobs.VOCABULARY = 13  # of the demo's tokenizer
 

@@ -14,27 +14,27 @@ from typing import Any, cast
 
 import numpy as np
 
-from areal_like.algorithms.batch import batch_of
+from areal_like.backends.ray.run import run_cluster
 from areal_like.capabilities.replay.recorder import make_recorder
 from areal_like.capability import Started
-from areal_like.cluster.run import run_cluster
-from areal_like.config.load import load
+from areal_like.core.algorithms.batch import batch_of
+from areal_like.core.config.load import load
+from areal_like.core.loop.evaluation import Evaluator
+from areal_like.core.loop.loop import Parts, reinforce
+from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.step import Models
+from areal_like.core.rollout.admission import Admission
+from areal_like.core.rollout.collector import Collector
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import FinishReason, Prompt, Trajectory
 from areal_like.job import Job
 from areal_like.launch import check
 from areal_like.metrics.console import View
-from areal_like.rollout.admission import Admission
-from areal_like.rollout.collector import Collector
 from areal_like.run.collecting import plain_stream
 from areal_like.run.directory import RunDirectory, run_directory
-from areal_like.run.evaluation import Evaluator
-from areal_like.run.loop import Parts, reinforce
 from areal_like.run.model_files import model_directories
-from areal_like.run.policies import Policy
 from areal_like.run.recording import make_record, recording
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
-from areal_like.run.step import Models
-from areal_like.trainer.remote import Trainer
-from areal_like.types import FinishReason, Prompt, Trajectory
 
 CONFIG = Path(__file__).parents[3] / "examples/math/gsm8k_grpo_cpu.yaml"
 SMALL = (

@@ -16,7 +16,7 @@ from areal_like.capabilities.replay.checkpoint_files import check_checkpoint, no
 from areal_like.capabilities.replay.comparison import compare, first_difference
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of, read_step
-from areal_like.errors import CheckpointError
+from areal_like.core.errors import CheckpointError
 
 STEP = 4
 LONG = 10**5 // (GROUPS * SAMPLES)  # tokens of each trajectory: 1e5 in a step

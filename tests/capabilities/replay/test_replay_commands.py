@@ -13,7 +13,7 @@ from areal_like.capabilities.replay import disk_cost
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of
 from areal_like.commands import app
-from areal_like.config.load import load
+from areal_like.core.config.load import load
 from areal_like.preflight import preflight
 
 CONFIG = Path(__file__).parents[3] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -22,9 +22,9 @@ from areal_like.capabilities.replay.arrays import to_arrays
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, path_of, write_step
 from areal_like.capabilities.replay.verdicts import ReplayVerdict, ask, audit, compare_runs, counterfactual, verify
-from areal_like.checkpoint.journal import count_steps
-from areal_like.errors import CheckpointError
-from areal_like.types import Trajectory
+from areal_like.core.checkpoint.journal import count_steps
+from areal_like.core.errors import CheckpointError
+from areal_like.core.types import Trajectory
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("synthetic_run.py")

@@ -21,8 +21,8 @@ from areal_like.capabilities.replay.arrays import from_arrays, to_arrays
 from areal_like.capabilities.replay.digests import Change, digest, find_change
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of, prune, read_step, recorded_steps, remove_after
-from areal_like.checkpoint.journal import Journal, read_header
-from areal_like.errors import CheckpointError
+from areal_like.core.checkpoint.journal import Journal, read_header
+from areal_like.core.errors import CheckpointError
 
 
 def assert_same(one: Any, other: Any) -> None:

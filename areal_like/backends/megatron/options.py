@@ -1,0 +1,263 @@
+"""The fields of Megatron-core's TransformerConfig that a run sets, and the ones that a user may set."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from allocation.plan import ParallelSizes
+from areal_like.core.config.findings import nearest_words
+from areal_like.core.config.keys import KeyOf, actor_key
+from areal_like.core.config.options import OptionProblem, read_options
+from areal_like.core.config.schema import EngineConfig, MegatronConfig
+
+TABLE = Path(__file__).with_name("options.json")
+_SECTION = "megatron.override_transformer_config"
+
+_FROM_ALLOCATION = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
+)
+# Keys of the same name and meaning as Megatron's fields.
+_SAME_NAME = (
+    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
+    *("moe_token_dispatcher_type", "moe_grouped_gemm"),
+)
+_BY_KEY = {
+    **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "dtype"),
+    "deterministic_mode": "megatron.use_deterministic_algorithms",
+    **{name: f"megatron.{name}" for name in MegatronConfig.model_fields},
+}
+_FIXED = (
+    *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
+    *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards", "gtp_weight_remat_size"),
+    *("expert_gtp_weight_remat_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
+    *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device", "config_logger_dir"),
+    *("overlap_p2p_comm", "use_ring_exchange_p2p", "num_microbatches_with_partial_activation_checkpoints"),
+)
+# Properties of the model, which the servers read from the same config.json.
+_FROM_MODEL = frozenset(
+    {
+        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "qk_layernorm", "qk_l2_norm"),
+        *("add_bias_linear", "add_qkv_bias", "gated_linear_unit", "glu_linear_offset", "activation_func_clamp_value"),
+        *("softmax_scale", "softmax_type", "attention_output_gate", "multi_latent_attention", "rotary_interleaved"),
+        *("window_size", "window_attn_skip_freq", "no_rope_freq", "mrope_section", "experimental_attention_variant"),
+        *("apply_residual_connection_post_layernorm", "is_hybrid_model", "heterogeneous_block_specs", "use_mup"),
+        *("init_method_std", "embedding_init_method_std"),
+        *("num_moe_experts", "moe_ffn_hidden_size", "moe_layer_freq", "moe_latent_size"),
+        *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
+        *("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
+        *("moe_router_pre_softmax", "moe_router_score_function", "moe_router_topk_scaling_factor"),
+        *("moe_router_enable_expert_bias", "moe_router_force_load_balancing", "moe_router_force_biased"),
+    }
+)
+# With these the trainer would compute another model than the servers.
+_OTHER_MODEL = frozenset(
+    {
+        *("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor", "moe_pad_expert_input_to_capacity"),
+        *("moe_token_drop_policy", "moe_token_dropping", "moe_input_jitter_eps", "moe_apply_probs_on_input"),
+        *("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size", "test_mode"),
+        *("use_kitchen", "use_kitchen_attention", "kitchen_attention_backend"),  # quantizes
+    }
+)
+_BALANCING, _BALANCED = "moe_router_load_balancing_type", ("none", "aux_loss", "global_aux_loss")
+_FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
+_WITHOUT_EFFECT_PREFIXES = {
+    "inference_": "SGLang generates",
+    "moe_router_quantile_balancing_": "quantile_balancing is not supported",
+    **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
+}
+_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_IN_ITS_TYPE = ("fp8_param", "fp4_param")
+# Packs have other numbers of tokens and sequences in each micro-batch, and the trainer computes the head itself.
+_GRAPHS = "a CUDA graph repeats kernels of fixed shapes, and packed micro-batches have different shapes"
+_OVERLAPPED = "Megatron-core's overlapped schedule of experts has a forward pass without the trainer's output layer"
+_OTHER_SCHEDULE = {
+    **dict.fromkeys(("cuda_graph_", "enable_cuda_graph", "external_cuda_graph"), _GRAPHS),
+    **dict.fromkeys(("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "ep_overlap_"), _OVERLAPPED),
+}
+_FUSED_ON_GPU = (
+    *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
+    *("persist_layer_norm", "moe_permute_fusion"),
+)
+_GPU_ONLY = (
+    *_FUSED_ON_GPU,
+    *(
+        "attention_backend",
+        "bias_dropout_fusion",
+        "cpu_offloading",
+        "fp4",
+        "fp8",
+    ),
+    *(
+        "fused_single_qkv_rope",
+        "gradient_accumulation_fusion",
+        "moe_enable_deepep",
+        "moe_router_fusion",
+        "tp_comm_overlap",
+        "use_grouped_gemm_for_shared_expert",
+        "use_te_activation_func",
+        "use_te_rng_tracker",
+        "use_transformer_engine_op_fuser",
+    ),
+)
+
+
+def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = actor_key) -> Iterator[OptionProblem]:
+    """Yield problems of `megatron.override_transformer_config`; `key` returns the key of a role's setting."""
+    for name, value in overrides.items():
+        if problem := _problem(name, value, device, key):
+            yield problem
+    if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
+        message = "has no effect: moe_router_load_balancing_type defaults to none"
+        help = f"write {key(_SECTION)}.moe_router_load_balancing_type=aux_loss as well"
+        yield OptionProblem("RUN-MEGATRON-AUX-LOSS", "moe_aux_loss_coeff", message, help)
+    if overrides.get("moe_router_fusion") is True and overrides.get("moe_aux_loss_coeff"):
+        message = "the fused auxiliary loss counts padding as tokens"
+        help = f"write {_SECTION}.moe_router_fusion=false"
+        yield OptionProblem("RUN-MEGATRON-FUSED-AUX-LOSS", "moe_router_fusion", message, help)
+
+
+def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | None:
+    options = read_options(TABLE)
+    if value not in (False, None) and name in _IN_ITS_TYPE:
+        message = f"servers and checkpoints receive the weights in {key('dtype')}"
+        return OptionProblem("RUN-MEGATRON-WEIGHT-TYPE", name, message, f"leave out {name}")
+    if value not in (False, None) and name in _AS_LAYERS:
+        message = "the layout's checks do not count embedding and output layer as layers"
+        ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
+        help = f"write {ends}, or pipeline_model_parallel_layout, instead"
+        return OptionProblem("RUN-MEGATRON-LAYER-SPLIT", name, message, help)
+    of_schedule = next((why for start, why in _OTHER_SCHEDULE.items() if name.startswith(start)), None)
+    if of_schedule and name in options and value not in (False, None, "none"):
+        return OptionProblem("RUN-MEGATRON-SCHEDULE", name, of_schedule, f"leave out {name}")
+    if refused := _decided_elsewhere(name, key):
+        code, reason = refused
+        return OptionProblem(code, name, reason, f"leave out {name}")
+    if name not in options:
+        near = nearest_words(name, (other for other in options if not _decided_elsewhere(other, key)))
+        message = f"Megatron-core's configuration has no field {name}"
+        return OptionProblem("RUN-MEGATRON-OPTION-UNKNOWN", name, message, names=tuple(near))
+    option = options[name]
+    for kind, why in {"a function": "which the trainer sets", "a Python object": "which YAML cannot express"}.items():
+        if kind in option.types:
+            message = f"{name} is {kind}, {why}"
+            return OptionProblem("RUN-MEGATRON-OPTION-OBJECT", name, message, f"leave out {name}")
+    if expected := option.mismatch(value):
+        message = f"{value!r} should be {expected}"
+        return OptionProblem("RUN-MEGATRON-OPTION-VALUE", name, message, values=option.nearest(value))
+    if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
+        help = f"leave out {name}, or write device=cuda"
+        return OptionProblem("RUN-MEGATRON-OPTION-GPU", name, f"{name} needs a GPU", help)
+    return _balancing_problem(value, key(_SECTION)) if name == _BALANCING else None
+
+
+def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | None:
+    """Return the problem of a load-balancing type that moves tokens to other experts or has a misleading name."""
+    if "seq_aux_loss" in value:
+        message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
+        return OptionProblem("RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
+    if others := [kind for kind in ([value] if isinstance(value, str) else value) if kind not in _BALANCED]:
+        message = f"{others[0]} is not one of {', '.join(_BALANCED)}, which route tokens as the servers do"
+        return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
+    return None
+
+
+def _decided_elsewhere(name: str, key: KeyOf) -> tuple[str, str] | None:
+    """Return the code and the reason if the user must not set a field."""
+    owned, model = "RUN-MEGATRON-OPTION-OWNED", "RUN-MEGATRON-OPTION-MODEL"
+    if name in _FROM_ALLOCATION:
+        return owned, f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
+    if name in _BY_KEY:
+        return owned, f"{name} is set by {key(_BY_KEY[name])}"
+    if name in _FIXED:
+        return owned, f"{name} is fixed by the trainer"
+    if name in _OTHER_MODEL:
+        return model, f"{name} makes the trainer compute another model than the servers"
+    if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
+        return model, f"{name} follows from the model's config.json, which the servers read as well"
+    why = next((why for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)), None)
+    return ("RUN-MEGATRON-OPTION-IDLE", f"{name} has no effect: {why}") if why else None
+
+
+def row_multiple(overrides: Mapping[str, Any]) -> int:
+    """Return the multiple that FP8 needs of a product's rows (`megatron/core/fp8_utils.py`); 0 without FP8."""
+    if overrides.get("fp8") is None and overrides.get("fp4") is None:
+        return 0
+    return 32 if overrides.get("fp8_recipe") == "mxfp8" or overrides.get("fp4") is not None else 16
+
+
+def recompute_modules(megatron: MegatronConfig) -> dict[str, Any]:
+    """Return the recomputed modules that `moe_layer_recompute` adds, {} if it is not set.
+
+    Megatron's own option of that name is deprecated, and also recomputes attention.
+    """
+    if not megatron.moe_layer_recompute or megatron.recompute_granularity == "full":  # "full" includes experts
+        return {}
+    present = megatron.recompute_modules
+    if present is None:
+        present = ["core_attn"] if megatron.recompute_granularity == "selective" else []
+    return {"recompute_granularity": "selective", "recompute_modules": list(dict.fromkeys([*present, "moe"]))}
+
+
+def _not_overlapped(megatron: MegatronConfig) -> dict[str, Any]:
+    """Return an override that disables overlapped shared experts, which bridges set for some models, if recomputed."""
+    return {"moe_shared_expert_overlap": False} if "shared_experts" in (megatron.recompute_modules or ()) else {}
+
+
+def layout_options(sizes: ParallelSizes, dtype: Any) -> dict[str, Any]:
+    """Return the fields of TransformerConfig that follow from the layout and from torch's data type of the weights."""
+    import torch
+
+    return {
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "context_parallel_size": sizes.cp,
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.etp,
+        "sequence_parallel": sizes.tp > 1,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "fp16": dtype == torch.float16,
+    }
+
+
+def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, interleaved: bool) -> dict[str, Any]:
+    """Return the fields of TransformerConfig that the trainer sets for any model, the user's overrides last.
+
+    The bridge sets parallel sizes and data types. Raises ValueError for overrides that `check_overrides` rejects.
+    """
+    megatron = engine.megatron
+    overrides = megatron.override_transformer_config
+    if problems := list(check_overrides(overrides, device=device)):
+        raise ValueError("; ".join(f"{actor_key(_SECTION)}.{problem.name}: {problem.message}" for problem in problems))
+    on_gpu = device == "cuda"
+    options: dict[str, Any] = {
+        "variable_seq_lengths": True,
+        "calculate_per_token_loss": True,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "batch_p2p_comm": False,
+        "overlap_p2p_comm": interleaved,
+        "deallocate_pipeline_outputs": pipelined,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_router_bias_update_rate": 0.0,  # bridges and Megatron-core default to 1e-3 for any loss
+        "moe_router_dtype": "fp32",
+        "deterministic_mode": megatron.use_deterministic_algorithms,
+        "use_cpu_initialization": not on_gpu,
+        **{name: getattr(megatron, name) for name in _SAME_NAME},
+        **recompute_modules(megatron),
+        **_not_overlapped(megatron),
+        **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
+        "bias_dropout_fusion": False,  # without dropout it is an addition, and compiled code needs more host time
+        **overrides,
+        "gradient_accumulation_fusion": False,  # Megatron's own layers need Apex; `wrap_models` sets the others
+    }
+    if "attention_backend" in overrides:
+        from megatron.core.transformer.enums import AttnBackend
+
+        options["attention_backend"] = AttnBackend[overrides["attention_backend"]]
+    return options

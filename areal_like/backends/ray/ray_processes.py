@@ -1,0 +1,85 @@
+"""The processes of a private Ray cluster: a run ends with any of them, which Ray itself may notice a minute later."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from areal_like.backends.ray.lineage import Identity, identity, lives
+from areal_like.core.errors import ClusterError
+from areal_like.runtime.descendants import children
+
+LOOK_S = 0.25
+SEARCHES = (0, 4, 16, 64)  # looks at which the processes are searched: raylet starts its agents late
+# Raylet ends soon after its agents. A part of each command line, which an agent changes when it is ready.
+_NAMES = {
+    "gcs/gcs_server": "gcs_server",
+    "raylet/raylet": "raylet",
+    "dashboard/agent.py": "dashboard_agent",
+    "ray::DashboardAgent": "dashboard_agent",
+    "runtime_env/agent/main.py": "runtime_env_agent",
+    "ray::RuntimeEnvAgent": "runtime_env_agent",
+}
+
+
+@asynccontextmanager
+async def ray_processes_watched(keep_logs: Callable[[], Path | None]) -> AsyncIterator[None]:
+    """Raise ClusterError, which names the logs that `keep_logs` returns, if a process of Ray ends in the body."""
+    watched = dict[Identity, str]()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_watch(watched, keep_logs))
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        # errors of ranks follow from the death of Ray's process, and may come first
+        lost = await _find_death(watched, keep_logs)
+        if lost is None and len(group.exceptions) > 1:
+            raise
+        raise lost or group.exceptions[0] from (group if lost else group.exceptions[0].__cause__)
+
+
+def find_ray_processes() -> dict[Identity, str]:
+    """Return the names of the processes that this process's private cluster consists of.
+
+    A Ray that user code has started is not among them.
+    """
+    found = _find_children(os.getpid())
+    for pid, _ in [process for process, name in found.items() if name == "raylet"]:
+        found |= _find_children(pid)
+    return found
+
+
+def _find_children(parent: int) -> dict[Identity, str]:
+    found: dict[Identity, str] = {}
+    for pid in children(parent):
+        with suppress(OSError):  # ended meanwhile
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0--", 1)[0]
+            found |= {identity(pid): name for part, name in _NAMES.items() if part in command}
+    return found
+
+
+async def _watch(watched: dict[Identity, str], keep_logs: Callable[[], Path | None]) -> None:
+    for look in itertools.count():
+        if look in SEARCHES:
+            watched |= find_ray_processes()
+        await asyncio.sleep(LOOK_S)
+        if (lost := await _find_death(watched, keep_logs)) is not None:
+            raise lost
+
+
+async def _find_death(watched: Mapping[Identity, str], keep_logs: Callable[[], Path | None]) -> ClusterError | None:
+    ended = [name for process, name in watched.items() if not lives(process)]
+    if not ended:
+        return None
+    logs = await asyncio.to_thread(keep_logs)
+    where = f"\n  its output: {logs}" if logs else ""
+    return ClusterError(
+        f"{ended[0]}, a process of the private Ray cluster, has ended. It was killed, by the system if memory was short "
+        "(`dmesg` names what the system killed), or it failed. The run ends with it. Start it again: with "
+        f"recover.mode=auto it resumes from the last checkpoint{where}"
+    )

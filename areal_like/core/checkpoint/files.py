@@ -1,0 +1,75 @@
+"""Files that are complete or absent, even after a crash of the machine."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from areal_like.core.errors import CheckpointError, writing
+
+
+def write_durably(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file atomically; on return, it is on disk. Raises RecordError."""
+    partial = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        partial.unlink(missing_ok=True)  # its mode may differ
+        with open(partial, "w", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+
+
+def append_durably(path: Path, line: str) -> None:
+    """Append a line; on return, it is on disk. A failed call leaves no part of it. Raises RecordError."""
+    with writing(path), open(path, "ab", buffering=0) as file:
+        size, left = os.fstat(file.fileno()).st_size, memoryview(line.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Flush the names in a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise an OSError of the body, such as an I/O error, as a CheckpointError about `path`."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(
+            f"{path} cannot be read: {reason}. The run does not start, so that nothing of it is lost. Make the file "
+            "readable and run the same command again, or choose another trial_name"
+        ) from error
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names in a directory, [] where it is missing. Raises CheckpointError."""
+    with reading(directory):
+        try:
+            return os.listdir(directory)
+        except FileNotFoundError:
+            return []
+
+
+def size_of(path: Path) -> int | None:
+    """Return the size of a file in bytes, None where it is missing. Raises CheckpointError."""
+    with reading(path):
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None

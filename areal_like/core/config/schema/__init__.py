@@ -1,0 +1,58 @@
+"""The configuration of a run as one typed tree; imports neither torch nor the engine.
+
+Names follow AReaL's published configuration where one exists. Every field states its unit; a rule that spans
+several fields lives in `preflight/`, so that all of its findings come together.
+"""
+
+from areal_like.core.config.ignored import Ignored, Place
+from areal_like.core.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
+from areal_like.core.config.schema.adapters import AdapterConfig
+from areal_like.core.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
+from areal_like.core.config.schema.chat_judge import ChatJudgeConfig
+from areal_like.core.config.schema.data import (
+    ArithmeticConfig,
+    DatasetConfig,
+    EvaluationConfig,
+    EvaluatorConfig,
+    MixtureConfig,
+    SourceConfig,
+    TrainDatasetConfig,
+    ValidDatasetConfig,
+)
+from areal_like.core.config.schema.machines import ClusterConfig, SchedulerConfig
+from areal_like.core.config.schema.mcp import McpServerConfig
+from areal_like.core.config.schema.outputs import (
+    MLflowConfig,
+    RecoverConfig,
+    SaverConfig,
+    StatsLoggerConfig,
+    SwanLabConfig,
+    WandBConfig,
+)
+from areal_like.core.config.schema.rewards import JudgeConfig, RewardConfig, RewardModelConfig, RewardPartConfig
+from areal_like.core.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig, SchedulingStrategyConfig
+from areal_like.core.config.schema.rollout import (
+    MOST_KEPT,
+    OWN_FILES,
+    SERVER_RESERVE,
+    SINGLE_TURN,
+    BranchConfig,
+    EpisodeConfig,
+    GenerationConfig,
+    RolloutConfig,
+    SGLangConfig,
+    WeightUpdateConfig,
+)
+from areal_like.core.config.schema.run import SCORERS, RunConfig, evaluation_name
+from areal_like.core.config.schema.sandbox import CONTAINER_TOOLS, SandboxConfig
+from areal_like.core.config.schema.teacher import TeacherConfig
+from areal_like.core.config.schema.trainer import (
+    DType,
+    EngineConfig,
+    InitModelConfig,
+    MicroBatchConfig,
+    OptimizerConfig,
+    TrainerRole,
+    WarmStartConfig,
+)
+from areal_like.core.config.section import LEAST_TEMPERATURE, Section

@@ -1,0 +1,67 @@
+"""The moments of a training step at which capabilities act, and their arguments."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from areal_like.core.algorithms.types import Experience
+from areal_like.core.checkpoint.journal import Step
+from areal_like.core.types import Batch, Trajectory
+
+
+@dataclass(eq=False)
+class Share:
+    """The part of a policy in a step: the run's only policy, or one of several adapters.
+
+    `experience` is its algorithm's input, None without a reward; `batches` are the mini-batches that were
+    trained, each `actor.ppo_epochs` times; `stats` are empty if nothing was trained.
+    """
+
+    trajectories: list[Trajectory]
+    experience: Experience | None = None
+    batches: Sequence[Batch] = ()
+    stats: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class TrainingStep:
+    """A training step from `version` to the next; `shares` by adapter, or under "".
+
+    `line` is the journal's, once the step is trained. A hook adds to `measured`, which the step reports.
+    """
+
+    version: int
+    trajectories: list[Trajectory]
+    shares: Mapping[str, Share]
+    measured: dict[str, float] = field(default_factory=dict)
+    line: Step | None = None
+
+    @property
+    def done(self) -> int:
+        """The version that the step makes."""
+        return self.version + 1
+
+
+class Hook:
+    """A part of the loop that a capability adds, in the order of a step; it overrides what it needs.
+
+    A hook measures its time with `Started.record.phase`. An exception ends the run.
+    """
+
+    async def start(self) -> None:
+        """Act before the first step of this attempt; the servers have the weights."""
+
+    async def before_step(self, step: TrainingStep) -> None:
+        """Act when the batch is complete; time-shared servers still have the GPUs."""
+
+    async def before_training(self, step: TrainingStep) -> None:
+        """Act before the optimizer steps, which change the trainer's weights."""
+
+    async def after_training(self, step: TrainingStep) -> None:
+        """Act when trainers have the new weights and servers the old ones."""
+
+    async def after_publish(self, step: TrainingStep) -> None:
+        """Act when servers have the new weights; the journal gets `step.line` afterwards."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return statistics since the last call."""
+        return {}

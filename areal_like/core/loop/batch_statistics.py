@@ -1,0 +1,75 @@
+"""Statistics of a batch of trajectories: rewards, lengths, staleness, and values that servers returned beside
+tokens."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_like.core.routes import ROUTES, known_routes
+from areal_like.core.sampling_masks import KEPT
+from areal_like.core.types import LEAST_LOGPROB, TEACHER_LOGPROBS, FinishReason, Trajectory
+
+
+def describe(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """Return statistics of a batch trained at `version`; `reward` only if one is known.
+
+    A reward belongs to a sample, which may have several trajectories: it counts once.
+    """
+    if not trajectories:  # every episode failed before it had generated anything
+        return {"reward_missing": 0.0, "skipped_batches": 1.0}
+    rewards = [item.reward for item in trajectories if item.reward is not None]
+    of_samples = [np.mean(own) for own in _by_sample(trajectories).values()]
+    staleness = [version - item.oldest_version for item in trajectories]
+    parts: dict[str, list[float]] = {}
+    for name, part in (part for item in trajectories for part in item.reward_parts.items()):
+        parts.setdefault(f"reward_parts/{name}", []).append(part)
+    return (
+        ({"reward": float(np.mean(of_samples))} if rewards else {})
+        | {
+            "reward_missing": float(len(trajectories) - len(rewards)),
+            "skipped_batches": float(not rewards),
+            "response_length": float(np.mean([item.response_length for item in trajectories])),
+            "truncated_share": float(np.mean([item.finish_reason is FinishReason.LENGTH for item in trajectories])),
+            "staleness_mean": float(np.mean(staleness)),
+            "staleness_max": float(np.max(staleness)),
+        }
+        | {tag: float(np.mean(values)) for tag, values in parts.items()}
+        | _reverse_kl(trajectories)
+        | _describe_served(trajectories)
+    )
+
+
+def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the mean reverse KL divergence from the teacher per sampled token, if the run has a teacher."""
+    ratios = [
+        (item.logprobs - np.maximum(taught, LEAST_LOGPROB))[item.generated]
+        for item in trajectories
+        if (taught := item.columns.get(TEACHER_LOGPROBS)) is not None and item.reward is not None
+    ]
+    return {"teacher/reverse_kl": float(np.mean(np.concatenate(ratios)))} if ratios else {}
+
+
+def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of generated tokens with known experts, and ids kept per token, where servers return any."""
+    result = {}
+    if any(ROUTES in item.columns for item in trajectories):
+        result["routed_share"] = float(np.mean(np.concatenate([_find_routed(item) for item in trajectories])))
+    if counts := [item.columns[KEPT].counts[item.generated] for item in trajectories if KEPT in item.columns]:
+        result["kept_ids"] = float(np.mean(np.concatenate(counts)))
+    return result
+
+
+def _find_routed(item: Trajectory) -> NDArray[np.bool]:
+    """Return the mask of generated tokens with log-probs of known experts, the previous token's."""
+    told = item.generated[1:]
+    return known_routes(item.columns[ROUTES])[:-1][told] if ROUTES in item.columns else np.zeros(int(told.sum()), bool)
+
+
+def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:
+    """Return the rewards of each sample's trajectories, for samples with rewards."""
+    rewards: dict[tuple[int, int], list[float]] = {}
+    for item in trajectories:
+        if item.reward is not None:
+            rewards.setdefault((item.group_id, item.sample), []).append(item.reward)
+    return rewards
