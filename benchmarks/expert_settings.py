@@ -25,10 +25,10 @@ import typer
 import allocation
 from areal_like.backends.megatron.engine import MegatronEngine
 from areal_like.backends.megatron.grouped_experts import group_products
-from areal_like.backends.ray.ports import listen
 from areal_like.core.algorithms.losses import decoupled_ppo
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import Batch, LossSpec
 from benchmarks.bare_loops import MegatronLoop

@@ -356,7 +356,7 @@ class Rank:
         return value
 
     def meet(self) -> Any:
-        from areal_like.backends.ray.ports import listen
+        from areal_like.core.ports import listen
         from areal_like.core.trainer.engine import Rendezvous
 
         world, place = self.sizes.dp * self.sizes.per_replica, self.work / "port"

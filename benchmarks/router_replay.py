@@ -27,7 +27,6 @@ from safetensors.torch import load_file, save_file
 
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
-from areal_like.backends.ray.ports import listen
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.backends.sglang.process import ServerSpec, SGLangServer
 from areal_like.backends.training.rank import make_engine
@@ -35,6 +34,7 @@ from areal_like.core.algorithms.batch import batch_of
 from areal_like.core.algorithms.losses import sft
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.ports import listen
 from areal_like.core.rollout.joining import as_response, join_parts
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.routes import ROUTES, RouteShape

@@ -30,11 +30,11 @@ import typer
 
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.ports import reserve_port
 from areal_like.run.model_files import model_directory
 from benchmarks.real_run import bare_session, only, ready
 from benchmarks.report import save

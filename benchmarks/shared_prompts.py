@@ -21,11 +21,11 @@ import numpy as np
 import typer
 
 import allocation
-from areal_like.backends.ray.ports import listen
 from areal_like.core.algorithms.losses import decoupled_ppo
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import EngineConfig
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import Batch, LossSpec
 from benchmarks.report import save

@@ -33,12 +33,12 @@ from torch import multiprocessing
 import allocation
 from allocation import EnginePlan
 from areal_like.backends.megatron.engine import MegatronEngine
-from areal_like.backends.ray.ports import listen
 from areal_like.backends.training.rank import make_engine
 from areal_like.core.algorithms.losses import decoupled_ppo, sft
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.core.types import Batch, LossSpec
 from benchmarks.bare_loops import FSDPLoop, MegatronLoop

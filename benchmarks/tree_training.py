@@ -30,8 +30,8 @@ import numpy as np
 import typer
 
 import allocation
-from areal_like.backends.ray.ports import listen
 from areal_like.core.config.load import load
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.core.trainer.prefix_trees import find_trees
 from areal_like.core.types import Batch

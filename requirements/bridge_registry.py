@@ -1,7 +1,7 @@
 """Writes what the pinned bridges register and what transformers fills in for a family: part of `make lock`.
 
-The checks before a run read that table, areal_like/backends/megatron/bridges/registry.json, without importing any of the
-three libraries.
+The checks before a run read that table, areal_like/backends/megatron/bridges/registry.json, without importing any of
+the three libraries.
 """
 
 from __future__ import annotations

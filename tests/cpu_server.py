@@ -42,9 +42,9 @@ def server_on_cpu(
 ) -> Iterator[RunningServer]:
     """A real SGLang server on loopback, as a run on CPU starts it; `launcher` is a module in the place of the run's."""
     from allocation import ParallelSizes
-    from areal_like.backends.ray.ports import reserve_port
     from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
     from areal_like.backends.sglang.options import server_arguments
+    from areal_like.core.ports import reserve_port
 
     log_file, tmp = folder / "server.log", folder / "tmp"
     tmp.mkdir()

@@ -28,7 +28,7 @@ def largest_weight(model: ModelSpec, work: Workload) -> int:
 
 
 def bucket(model: ModelSpec, work: Workload) -> int:
-    """Return the bytes sent in one batch: at most all weights, at least one (`areal_like/backends/transports/collective`)."""
+    """Return the bytes sent in one batch: at most all weights, at least one."""
     everything = total_parameters(model) * work.memory.item
     return max(min(work.memory.bucket_bytes, everything), largest_weight(model, work))
 

@@ -189,3 +189,13 @@ class LossSpec:
 
     function: Callable[..., Any]
     parameters: Any = None
+
+
+def value_at(row: Mapping[str, Any], field: str) -> Any:
+    """Return the value of a column or a field nested in it, such as `reward_model.ground_truth`; None without one."""
+    if field in row:
+        return row[field]
+    value: Any = row
+    for part in field.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

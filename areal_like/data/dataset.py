@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_like.core.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
 from areal_like.core.images import ImageError, Images
-from areal_like.core.types import AnswerCheck, Prompt
+from areal_like.core.types import AnswerCheck, Prompt, value_at
 from areal_like.data.conversations import (
     ending_problem,
     find_null,
@@ -25,7 +25,7 @@ from areal_like.data.conversations import (
 from areal_like.data.processor import images_of
 from areal_like.data.records import read_records
 from areal_like.data.row_images import read_images, with_images
-from areal_like.data.rows import DatasetError, Record, Records, value_at
+from areal_like.data.rows import DatasetError, Record, Records
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
 type Note = Callable[[str, str], None]  # takes a field of the dataset's config and a note about it

@@ -60,13 +60,3 @@ class Records:
                 return name, first
             first += count
         raise IndexError(f"row {row} of {first}")
-
-
-def value_at(record: Record, field: str) -> Any:
-    """Return the value of a column or a field nested in it, such as `reward_model.ground_truth`; None without one."""
-    if field in record:
-        return record[field]
-    value: Any = record
-    for part in field.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

@@ -9,9 +9,8 @@ from allocation.plan import Plan
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import SERVER_RESERVE, RunConfig, TeacherConfig
-from areal_like.core.types import Prompt
+from areal_like.core.types import Prompt, value_at
 from areal_like.data.dataset import hinted_tokens
-from areal_like.data.rows import value_at
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.model import find_spec
 from areal_like.preflight.served_layout import check_served_layout

@@ -4,10 +4,10 @@ import ssl
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.backends.sglang.options import tool_call_parsers
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
+from areal_like.core.ports import reserve_port
 from areal_like.core.user_code import Portable, UserCodeError, load_object
 from areal_like.preflight.branches import check_branches
 from areal_like.preflight.mcp_servers import check_mcp_servers

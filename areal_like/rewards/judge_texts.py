@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_like.core.config.schema import ChatJudgeConfig
-from areal_like.core.types import Prompt
-from areal_like.data.rows import value_at
+from areal_like.core.types import Prompt, value_at
 
 FIELDS = ("question", "answer", "response")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")  # other braces, as in JSON, are text

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from areal_like.backends.ray.run import RunCluster
+from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.core.checkpoint.disk import call_disk
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.errors import WorkerError
@@ -93,7 +95,7 @@ async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> Starte
         if recovery:
             await recovery.settle()
 
-    groups = [trainer.ranks for trainer in trainers.roles.values()]
+    groups = [cast(WorkerGroup, trainer.ranks) for trainer in trainers.roles.values()]
     return StartedTrainer(
         groups,
         await run.cluster.beats(groups),

@@ -12,9 +12,9 @@ from ipaddress import ip_address
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.core.config.schema import EpisodeConfig
 from areal_like.core.errors import RunError
+from areal_like.core.ports import reserve_port
 from areal_like.workflows.openai_api import OpenSessions
 from areal_like.workflows.replies import UNKNOWN_KEY, Reply, error_reply
 from areal_like.workflows.session import Session

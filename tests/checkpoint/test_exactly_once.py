@@ -29,11 +29,11 @@ from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.policies import Policy
 from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.loop.prompt_values import prompt_keys
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
-from areal_like.data.prompt_values import prompt_keys
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.run.directory import RunDirectory, run_directory

@@ -19,10 +19,10 @@ import allocation
 from allocation import Device
 from areal_like.backends.ray.lifetime import spawn, temporary_directory
 from areal_like.backends.ray.placement import place
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.backends.ray.run import RunCluster, run_cluster
 from areal_like.core.config.schema import SchedulerConfig
 from areal_like.core.errors import ClusterError, WorkerError
+from areal_like.core.ports import reserve_port
 
 PLAN = allocation.compile("megatron:d2", cluster=allocation.Cluster(1, 2))
 LISTENER = """

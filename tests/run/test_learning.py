@@ -23,10 +23,10 @@ from areal_like.core.config.load import load
 from areal_like.core.hooks import Share
 from areal_like.core.loop.policies import Policy
 from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
 from areal_like.core.loop.step import Models, train_step
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import TEACHER_LOGPROBS, Batch, FinishReason, LossSpec, Prompt, Trajectory
-from areal_like.data.prompt_values import PromptValues, prompt_keys
 
 TASKS, LENGTH, WORDS, SAMPLES = 8, 2, 4, 8
 TARGETS = np.random.default_rng(0).integers(0, WORDS, (TASKS, LENGTH))

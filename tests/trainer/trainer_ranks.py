@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from limits import HUNG_S
 
-from areal_like.backends.ray.ports import listen
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
 
 

@@ -1,7 +1,7 @@
 """Counts the sizes of a language model as transformers builds it, without memory for weights.
 
-``python -m areal_like.backends.fsdp.counting`` reads a config.json from standard input and prints a `Count` as JSON: the
-checks before a run ask a process of its own, because they do not import torch.
+``python -m areal_like.backends.fsdp.counting`` reads a config.json from standard input and prints a `Count` as JSON:
+the checks before a run ask a process of its own, because they do not import torch.
 """
 
 import sys

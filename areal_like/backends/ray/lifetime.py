@@ -19,8 +19,8 @@ from areal_like.backends.ray import bound, janitor
 from areal_like.backends.ray.head import accept, wait_for_loss
 from areal_like.backends.ray.janitor import RUN_VARIABLE, member_file
 from areal_like.backends.ray.lineage import Identity, identity, lives, ticks_now
-from areal_like.backends.ray.ports import PORTS_VARIABLE
 from areal_like.core.errors import private
+from areal_like.core.ports import PORTS_VARIABLE
 from areal_like.runtime.descendants import adopt_orphans, children
 
 SLOW_JANITOR_S = 10.0

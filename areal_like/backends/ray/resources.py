@@ -1,7 +1,7 @@
 """The resources that a plan needs and a Ray cluster has; `check_existing` asks a cluster before a run starts.
 
-`python -m areal_like.backends.ray.resources ADDRESS` prints a cluster's resources as JSON: Ray can be imported only once per
-process, and the controller imports it later.
+`python -m areal_like.backends.ray.resources ADDRESS` prints a cluster's resources as JSON: Ray can be imported only
+once per process, and the controller imports it later.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from areal_like.backends.ray.caches import keep_caches
 from areal_like.backends.ray.lifetime import Caretaker, end_with_run, join_run, local_interface
-from areal_like.backends.ray.ports import PORTS_VARIABLE
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.core.errors import PRIVATE_UMASK, WorkerError, private
 from areal_like.core.events import note, now
+from areal_like.core.ports import PORTS_VARIABLE
 from areal_like.runtime.logs import shorten_log
 
 if TYPE_CHECKING:

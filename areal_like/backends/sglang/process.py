@@ -11,10 +11,10 @@ import aiohttp
 
 from areal_like.backends.ray.lifetime import GLOO_VARIABLE, local_interface, spawn
 from areal_like.backends.ray.placement import url as url_of
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.backends.sglang.server import CLASSIFY, GENERATE
+from areal_like.core.ports import reserve_port
 from areal_like.runtime.logs import shorten_log
 
 POLL_S = 0.2

@@ -9,10 +9,10 @@ from socket import socket
 from typing import Any
 
 from areal_like.backends.ray.lifetime import gloo_on_loopback
-from areal_like.backends.ray.ports import listen
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.training.environment import apply_environment
 from areal_like.core.gc_tuning import pause_gc
+from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 
 type MakeSender = Callable[[TrainEngine, int, str], Any]  # of the engine, its rank and the rank's own address

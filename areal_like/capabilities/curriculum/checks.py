@@ -7,8 +7,7 @@ from areal_like.capabilities.curriculum.schema import CurriculumConfig, Curricul
 from areal_like.capability import Known
 from areal_like.core.config.findings import finding, nearest_words
 from areal_like.core.config.keys import with_keys
-from areal_like.core.types import Prompt
-from areal_like.data.rows import value_at
+from areal_like.core.types import Prompt, value_at
 from areal_like.preflight.prompt_results import check_visits
 from areal_like.preflight.several_adapters import refuse_with_several
 

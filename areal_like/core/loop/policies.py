@@ -7,6 +7,7 @@ group with number k of the adapter at place i of n has the id `i + n * k`, so id
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.checkpoint.state import RunState
@@ -17,7 +18,13 @@ from areal_like.core.rollout.collector import Collector
 from areal_like.core.rollout.protocol import Workflow
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Prompt, Trajectory
-from areal_like.rewards.scoring import Rewards
+
+
+class RewardStatistics(Protocol):
+    """What scores a policy's responses."""
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return statistics since the last call."""
 
 
 @dataclass(eq=False)
@@ -28,7 +35,7 @@ class Policy:
     config: RunConfig
     algorithm: Algorithm
     trainer: Trainer
-    rewards: Rewards
+    rewards: RewardStatistics
     episodes: Callable[[], Mapping[str, float]] = dict  # episodes of a workflow by outcome, since the last call
     _missing: int = field(default=0, init=False)  # batches in a row without a reward
 

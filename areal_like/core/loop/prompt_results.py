@@ -6,9 +6,9 @@ from typing import Protocol
 
 from areal_like.core.checkpoint.journal import Step
 from areal_like.core.checkpoint.state import RunState
+from areal_like.core.loop.prompt_values import PromptValues
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Floats, Ints, Prompt, Trajectory, mean_reward
-from areal_like.data.prompt_values import PromptValues
 
 
 class Groups(Protocol):

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from areal_like.backends.ray.ports import stop_listening
+from areal_like.core.ports import stop_listening
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 
 

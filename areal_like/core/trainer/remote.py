@@ -4,11 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.core.errors import CheckpointError
 from areal_like.core.trainer.engine import PARTS, Part
 from areal_like.core.types import Batch, Floats, LossSpec
@@ -17,13 +16,26 @@ CHECKPOINT = "checkpoint"  # the phase's name in errors
 SAVED_POLL_S = 0.2
 
 
+class Ranks(Protocol):
+    """The processes of a trainer, one for each rank; the first failure ends a call."""
+
+    @property
+    def role(self) -> str:
+        """The trainer's name, such as `actor`."""
+
+    async def call_all(
+        self, method: str, *arguments: Any, phase: str, timeout: float | None = None, cancels: bool = False
+    ) -> list[Any]:
+        """Call a method in every process; return the results in rank order."""
+
+
 class Trainer:
     """All ranks of one trainer. Every rank receives the same call; their results are assembled here.
 
     With the name of an `adapter`, calls use this one of the trainer's adapters. `trained` counts the optimizer steps.
     """
 
-    def __init__(self, ranks: WorkerGroup, adapter: str | None = None) -> None:
+    def __init__(self, ranks: Ranks, adapter: str | None = None) -> None:
         self._ranks, self._adapter, self.trained = ranks, adapter, 0
         self._saving: Path | None = None
 
@@ -40,7 +52,7 @@ class Trainer:
         return await self._ranks.call_all("engine", method, *arguments, phase=phase, timeout=timeout)
 
     @property
-    def ranks(self) -> WorkerGroup:
+    def ranks(self) -> Ranks:
         """The processes of this trainer."""
         return self._ranks
 

@@ -15,9 +15,9 @@ from areal_like.capabilities.curriculum.schema import CurriculumConfig
 from areal_like.capabilities.curriculum.stream import Curriculum
 from areal_like.core.checkpoint.journal import Step
 from areal_like.core.loop.prompt_results import PromptResults
+from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import FinishReason, Prompt, Trajectory
-from areal_like.data.prompt_values import PromptValues, prompt_keys
 
 PROMPTS = [Prompt(row, [row], row={"level": row % 3}) for row in range(11)]
 BLOCK = 3

@@ -11,8 +11,8 @@ from pathlib import Path
 from aiohttp import web
 
 from areal_like.backends.ray.placement import url
-from areal_like.backends.ray.ports import reserve_port
 from areal_like.core.errors import RunError
+from areal_like.core.ports import reserve_port
 
 _NAME = re.compile(r"[\w-]+(\.delta)?\.safetensors")
 

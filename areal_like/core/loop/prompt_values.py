@@ -5,8 +5,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from areal_like.core.types import Floats, Ints, Prompt
-from areal_like.data.rows import value_at
+from areal_like.core.types import Floats, Ints, Prompt, value_at
 
 
 class PromptValues:
