@@ -102,8 +102,8 @@ def _unfused_bytes(model: ModelSpec, of: LayerKind, item: int, tp: int) -> int:
     float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate (`Qwen3RMSNorm` and
     `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys and values as queries
     (`areal_like/backends/training/kernel_attention.py`), those of gpt-oss under any trainer. Tensor parallelism splits
-    heads and the MLP; every rank has whole hidden states, of which `layer_activations` counts a part (Megatron's sequence
-    parallelism).
+    heads and the MLP; every rank has whole hidden states, of which `layer_activations` counts a part (Megatron's
+    sequence parallelism).
     """
     normed = model.head_dim * (model.heads + model.kv_heads) if model.qk_norm else 0
     repeated = 0 if model.expert_bias else 2 * model.head_dim * max(0, model.heads - model.kv_heads)

@@ -1,8 +1,8 @@
 """The last process of a run: waits for the end of its parent, then removes the run's leftovers.
 
 Run as a module, `python -m areal_like.backends.ray.janitor RUN_ID CHILDREN DIRECTORY...`, with two pipes. The time of
-the run's end on standard input (`ticks_now`), or the end of this pipe or of the process that started the janitor, SIGKILL
-included, says that the run has ended. Standard output is closed when all is done. Members of the run are
+the run's end on standard input (`ticks_now`), or the end of this pipe or of the process that started the janitor,
+SIGKILL included, says that the run has ended. Standard output is closed when all is done. Members of the run are
 
 - descendants of the process that started the janitor, except its earlier CHILDREN (`12,34`) and their descendants;
 - processes that started with `AREAL_LIKE_RUN=RUN_ID` in their environment, and Ray workers that have joined the run

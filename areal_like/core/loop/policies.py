@@ -23,6 +23,9 @@ from areal_like.core.types import Prompt, Trajectory
 class RewardStatistics(Protocol):
     """What scores a policy's responses."""
 
+    def queue_seconds_mean(self) -> float:
+        """Return the mean time for which a response has waited for its reward, lately."""
+
     def statistics(self) -> Mapping[str, float]:
         """Return statistics since the last call."""
 
