@@ -21,7 +21,7 @@ from areal_like.core.types import Prompt, Trajectory
 
 
 class RewardStatistics(Protocol):
-    """What scores a policy's responses."""
+    """The rewards of a policy's responses, as the loop reports them."""
 
     def queue_seconds_mean(self) -> float:
         """Return the mean time for which a response has waited for its reward, lately."""
