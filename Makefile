@@ -6,12 +6,13 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-long test-hosts soak docs pages lint format lock clean
+.PHONY: help setup setup-gpu demo test test-core test-long test-hosts soak docs pages lint format lock clean
 
 help:
 	@echo "make demo    train a small model on this machine's CPU, a few minutes"
 	@echo "make test    run the tests (PYTEST_ARGS=tests/config for a part, WORKERS=4 on more cores)"
 	@echo "make test-long  the tests that take minutes each: every model, every layout, kills"
+	@echo "make test-core  the core alone: without capabilities and other systems' configurations it trains the demo"
 	@echo "make test-hosts  runs over several hosts made of network namespaces (root; elsewhere skipped)"
 	@echo "make soak    kill runs at random moments and resume them, for an hour"
 	@echo "make lint    ruff, mypy, codespell and the prose lint"
@@ -43,6 +44,9 @@ test: $(VENV)/.dev-installed $(VENV)/.docs-installed
 
 test-long: $(VENV)/.dev-installed $(VENV)/.docs-installed
 	@$(RUN) $(PYTEST) -m long $(PYTEST_ARGS)
+
+test-core: $(VENV)/.dev-installed
+	@$(RUN) $(PYTEST) -m long tests/setup/test_core_alone.py
 
 test-hosts: $(VENV)/.dev-installed
 	@$(RUN) $(PYTEST) -m hosts $(or $(filter-out tests,$(PYTEST_ARGS)),tests/hosts)

@@ -6,14 +6,14 @@ missing packages if only the compiler is installed.
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from areal_like.core.registry import find_modules
+from areal_like.exits import exit_on_error, refuse
 
 if TYPE_CHECKING:
     from areal_like.metrics.samples import SampleRow
@@ -95,12 +95,12 @@ def check(
     """
     if model is not None:
         if config is not None:
-            _refuse("check takes FILE or --model, not both")
+            refuse("check takes FILE or --model, not both")
         _check_model(model, backend)
     elif config is None:
-        _refuse("check needs the YAML file of a run, or --model NAME_OR_DIRECTORY")
+        refuse("check needs the YAML file of a run, or --model NAME_OR_DIRECTORY")
     elif backend is not None:
-        _refuse(f"--backend needs --model; a run's trainer is set by actor.backend={backend}:d1 or another layout")
+        refuse(f"--backend needs --model; a run's trainer is set by actor.backend={backend}:d1 or another layout")
     else:
         from areal_like.cli import main as script
 
@@ -153,11 +153,11 @@ def samples(
     there = [number for number, name in list_written(directory) if name == evaluation]
     if not there:
         what = f"evaluation of {evaluation}" if evaluation else "training step"
-        _refuse(f"{directory} has no samples of any {what}; see stats_logger.samples")
+        refuse(f"{directory} has no samples of any {what}; see stats_logger.samples")
     step = there[-1] if step is None else step
     if step not in there:
-        _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
-    with _exit_on_error():
+        refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
+    with exit_on_error():
         found = read_samples(directory, step, evaluation)
     chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
     chosen = chosen if worst or best else pick(found, 5)
@@ -193,16 +193,16 @@ def report(
     from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
 
     if trace is not None and len(runs) > 1:
-        _refuse("--trace needs exactly one run. Name one.")
+        refuse("--trace needs exactly one run. Name one.")
     for run in runs:
         _is_run(run)
     output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
     for file in filter(None, (output, trace)):
         if file.is_dir() or not file.parent.is_dir():
-            _refuse(
+            refuse(
                 f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory does not exist'}"
             )
-    with _exit_on_error(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
+    with exit_on_error(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
         if trace is not None:
             whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
         write_report(runs, output)
@@ -213,7 +213,7 @@ def _is_run(directory: Path) -> None:
     from areal_like.metrics.report import ABOUT_FILE
 
     if not (directory / ABOUT_FILE).is_file():
-        _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is missing")
+        refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is missing")
 
 
 def _summary(samples: "list[SampleRow]") -> str:
@@ -235,141 +235,6 @@ def _describe(sample: "SampleRow") -> str:
 
 def _number(value: float | None) -> str:
     return "missing" if value is None else f"{value:g}"
-
-
-@contextmanager
-def _exit_on_error() -> Iterator[None]:
-    """Exit with a message if the body cannot read or write the files of a run."""
-    from areal_like.core.errors import RunError
-
-    try:
-        yield
-    except RunError as error:
-        _refuse(str(error))
-    except OSError as error:
-        _refuse(f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error))
-
-
-def _refuse(message: str) -> NoReturn:
-    from areal_like.metrics.console import complain
-
-    complain([f"error: {message}"])
-    raise typer.Exit(UNREADABLE)
-
-
-@app.command("convert-checkpoint")
-def convert_checkpoint(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SOURCE", help="Hugging Face or Megatron checkpoint, a run's directory, or its recover/step-N."
-        ),
-    ],
-    target: Annotated[
-        Path | None, typer.Argument(metavar="TARGET", help="Directory to create; not with --audit.")
-    ] = None,
-    audit: Annotated[bool, typer.Option("--audit", help="Report whether it can be converted; write nothing.")] = False,
-    bridge: Annotated[
-        Literal["mbridge", "megatron-bridge"] | None,
-        typer.Option(help="Bridge to use (default: the first that supports the model)."),
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Directory with config and tokenizer, for a Megatron checkpoint without them.")
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Data type of the converted Megatron weights (default: as in SOURCE)."),
-    ] = None,
-    leave_out: Annotated[
-        list[str] | None,
-        typer.Option(help="Hugging Face tensors to leave out: names, where * matches any text."),
-    ] = None,
-) -> None:
-    """Convert Hugging Face weights to a Megatron distributed checkpoint, or the other way round.
-
-    One CPU process converts any layout. Every tensor is mapped exactly once; otherwise the command lists the unmapped
-    names, writes nothing and exits with code 2.
-
-    \b
-    Examples:
-      areal-like convert-checkpoint models/qwen3 models/qwen3-megatron
-      areal-like convert-checkpoint runs/gsm8k/first policy
-    """
-    from areal_like.interop.convert_checkpoint import convert
-
-    if (target is None) != audit:
-        _refuse("Name a TARGET, or use --audit.")
-    with _exit_on_error():
-        said = convert(source, target, bridge=bridge, model=model, dtype=dtype, leave_out=leave_out or ())
-    typer.echo(said if target is None else f"{said}\n{target}")
-
-
-@app.command("dequantize")
-def dequantize_checkpoint(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Directory of a checkpoint in FP8 or MXFP4.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Directory to create.")],
-) -> None:
-    """Write a quantized Hugging Face checkpoint with bfloat16 weights, which a run can train.
-
-    One CPU process converts tensor by tensor. Layers for multi-token prediction are left out. Exit code 2: nothing is
-    written, and the reason is given.
-
-    \b
-    Examples:
-      areal-like dequantize models/gpt-oss-20b models/gpt-oss-20b-bf16
-      areal-like dequantize models/deepseek-v3 models/deepseek-v3-bf16
-    """
-    from areal_like.interop.dequantize import dequantize
-
-    with _exit_on_error():
-        said = dequantize(source, target)
-    typer.echo(f"{said}\n{target}")
-
-
-@app.command()
-def migrate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A YAML or a launch script; - for standard input.")],
-    system: Annotated[
-        str | None, typer.Option(help="areal, verl, siirl, trinity, roll or slime; else by its keys.")
-    ] = None,
-    accept: Annotated[
-        bool, typer.Option("--accept", help="Exit with 0 even if training changes, unless a value is `???`.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="List the renamed and the unnecessary keys too.")
-    ] = False,
-) -> None:
-    """Write another system's configuration as a run's YAML to standard output.
-
-    The verdict on stderr comes first, then the keys that change training, values that you must set (`???` in the YAML)
-    and values that the run's checks refuse. Scripts are read and never run. The exit code is 0 if the run trains as the
-    configuration does, and 1 if training changes (see --accept), a value is `???` or refused, or the input is not read
-    in full.
-
-    \b
-    Examples:
-      areal-like migrate run_qwen3_grpo.sh > run.yaml
-      areal-like migrate gsm8k_grpo_megatron.yaml --system areal --verbose
-    """
-    from areal_like.interop.checks import find_refusals
-    from areal_like.interop.keys import TITLES
-    from areal_like.interop.migrate import migrate as read
-
-    if system is not None and system not in TITLES:
-        raise typer.BadParameter(f"{system!r} is not one of {', '.join(TITLES)}", param_hint="--system")
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="FILE") from error
-    done = read(text, system)
-    if done.yaml:
-        done.refused = find_refusals(done.yaml)
-    typer.echo(done.report(verbose=verbose), err=True)
-    typer.echo(done.yaml, nl=False)
-    if done.changes and not accept:
-        typer.echo("error: the run trains differently. Use --accept if you accept the changes above.", err=True)
-    if done.problems or done.missing or done.refused or (done.changes and not accept):
-        raise typer.Exit(1)
 
 
 @app.command("explain-code")

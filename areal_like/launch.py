@@ -19,7 +19,6 @@ from areal_like.core.config.load import LoadedConfig, load
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import RunError
 from areal_like.core.user_code import register
-from areal_like.interop import keys as _keys_of_other_systems  # noqa: F401 - explains them where a key is unknown
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
 from areal_like.preflight import preflight

@@ -1,8 +1,8 @@
-"""Finds the folders of `areal_like/capabilities/`, each adds something to a run that the rest does not name.
+"""Finds the folders of `areal_like/capabilities/`, and `areal_like/interop/`: each adds what the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
-CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`. A folder that was deleted is
-simply not there.
+CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `foreign_keys.py` with FOREIGN_KEYS, and
+`codes.toml`. A folder that was deleted is simply not there.
 """
 
 from collections.abc import Iterator
@@ -10,18 +10,19 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-_FOLDER, _PACKAGE = Path(__file__).parents[1] / "capabilities", "areal_like.capabilities"
+_ROOT = Path(__file__).parents[1]
 
 
 def find_files(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield each capability that has a file of this name, and the file, in the order of their names."""
-    folders = _FOLDER.iterdir() if _FOLDER.is_dir() else ()
-    for folder in sorted(folder for folder in folders if folder.name.isidentifier()):
+    """Yield each folder that has a file of this name, and the file: capabilities in the order of their names first."""
+    capabilities = _ROOT / "capabilities"
+    folders = sorted(capabilities.iterdir()) if capabilities.is_dir() else []
+    for folder in [folder for folder in folders if folder.name.isidentifier()] + [_ROOT / "interop"]:
         if (file := folder / name).is_file():
             yield folder.name, file
 
 
 def find_modules(name: str) -> Iterator[tuple[str, ModuleType]]:
-    """Yield each capability that has a module of this name, and the module."""
-    for capability, _ in find_files(f"{name}.py"):
-        yield capability, import_module(f"{_PACKAGE}.{capability}.{name}")
+    """Yield each folder that has a module of this name, and the module."""
+    for capability, file in find_files(f"{name}.py"):
+        yield capability, import_module(".".join(["areal_like", *file.relative_to(_ROOT).with_suffix("").parts]))

@@ -25,6 +25,7 @@ ORDER = [
     "backends",
     "job",
     "metrics",
+    "exits",
     "rewards",
     "workflows",
     "capability",

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +24,7 @@ from areal_like.core.config.keys import (
 )
 from areal_like.core.config.schema import RunConfig, Section
 from areal_like.core.config.secrets import MASK, is_secret
+from areal_like.core.registry import find_modules
 
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -49,10 +50,6 @@ _EXPECTED = {
     "dict_type": "a section of keys",
     "string_pattern_mismatch": "letters, digits, `_`, `.` and `-` only, and begin with neither `.` nor `-`",
 }
-
-type ForeignKeys = Callable[[str], tuple[str, str | None] | None]
-FOREIGN_KEYS: list[ForeignKeys] = []
-"""Functions that explain a key of another system in a sentence and name our key; `areal_like/interop` adds its own."""
 
 
 def validate(values: dict[str, Any]) -> tuple[RunConfig | None, list[Finding]]:
@@ -103,9 +100,15 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
         section, _, leaf = key.rpartition(".")
         code, message = "CONFIG-DOTTED-KEY", "keys in a file must be nested, not dotted"
         help = f"write `{leaf}: ...` in the section {section}, indented"
-    if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
+    if help is None and (known := _explain_foreign(key)):
         return finding(code, key, message, known[0], nearest=[known[1]] if known[1] else ())
     return finding(code, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
+
+
+def _explain_foreign(key: str) -> tuple[str, str | None] | None:
+    """Explain a key of another system in a sentence, and name our key, if a folder knows it."""
+    found = (explain(key) for _, module in find_modules("foreign_keys") for explain in module.FOREIGN_KEYS)
+    return next(filter(None, found), None)
 
 
 @cache

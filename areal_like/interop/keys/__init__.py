@@ -13,7 +13,6 @@ from itertools import takewhile
 from typing import Any
 
 from areal_like.core.config.keys import all_keys, annotation_of
-from areal_like.core.config.validate import FOREIGN_KEYS
 from areal_like.interop.keys import areal, roll, shared, siirl, slime, trinity, verl, verl_sft
 from areal_like.interop.keys.entries import Entry, prune, rename
 
@@ -128,6 +127,3 @@ def _words(found: Entry) -> str:
     if found.together:
         return f"write {found.together} instead"
     return f"leave it out: {found.unneeded}" if found.unneeded else f"not supported: {found.changes}"
-
-
-FOREIGN_KEYS.append(known_elsewhere)
