@@ -20,7 +20,7 @@ TESTS = (
     "tests/run/test_train_step.py",
     "tests/trainer/test_packing.py",
     "tests/config/test_load.py",
-    "tests/checkpoint/test_journal.py",
+    "tests/checkpoint/test_store.py",
 )
 LEARNT = 0.9
 
