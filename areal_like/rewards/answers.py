@@ -7,7 +7,7 @@ r"""Comparison of final answers where math-verify is wrong: numbers with words a
 import re
 from collections.abc import Callable, Sequence
 
-from areal_like.rewards.amounts import is_unit, read_amount
+from areal_like.rewards.amounts import PRODUCT, is_unit, read_amount
 from areal_like.rewards.notation import plain, words_in
 
 type Symbolic = Callable[[str, str], bool]
@@ -21,7 +21,6 @@ _LEFT = re.compile(
     r"((?:\\frac\{d\w\}\{d\w\}|[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
 )
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))|,(?<!\d,)|;|\b(?:and|or)\b|\\cup(?![a-z])|\\(?:lor|vee|land|wedge)(?![a-z])")
-_PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")
 _OPEN, _CLOSE = "([{", ")]}"
 # names of one set or value
 _SYNONYMS = {
@@ -39,7 +38,7 @@ _TRUTHS = ("yes", "no", "true", "false")
 
 def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     """Return whether an answer equals the reference; `symbolic` compares expressions."""
-    one, other = plain(given), plain(wanted)
+    one, other = (_GROUND.sub("", plain(text)) for text in (given, wanted))
     if r"\pi" in one + other:
         one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
     moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
@@ -51,21 +50,64 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
         one = _COPULA.sub("", one)
     if (r"\begin{pmatrix}" in one) != (r"\begin{pmatrix}" in other):
         one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
-    if other.endswith("+ C"):
-        one = re.sub(r"\+\s*[ckK]$", "+ C", one)
+    if re.search(r"\+\s*[cCkK]$", other):  # a constant of integration
+        one, other = (re.sub(r"\+\s*[cCkK]$", "+ C", text) for text in (one, other))
+    one = _as_decimal_comma(one, other)
+    one, other = (_join_bounds(text) for text in (one, other))
     one, other = (_REVERSED.sub(r"\2=\1", _CHAIN.sub(_ascending, _without_unit(text))) for text in (one, other))
     return _equal(one, other, symbolic)
 
 
 _VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
 _CHAIN = re.compile(r"^([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)$")
+_GROUND = re.compile(r"\s+\((?:since|because|as|from|i\.e\.)\b[^()]*\)$")
+_CONJUNCTION = re.compile(r",?\s*(?:\band\b|\\land(?![a-z])|\\wedge(?![a-z])|&)\s*")
+_BOUND = re.compile(r"([a-zA-Z])\s*(<|>|\\[lg]e\s)([^<>=]+)|([^<>=]+)(<|>|\\[lg]e\s)\s*([a-zA-Z])")
+_TURNED = {"<": ">", ">": "<", r"\le ": r"\ge ", r"\ge ": r"\le "}
 _MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
+def _points(text: str) -> list[str]:
+    """Return `p=5, q=2; p=7, q=2` as tuples in the order of the names; nothing if a text is not like that."""
+    assigned = [re.fullmatch(r"([a-zA-Z](?:_\w)?)\s*=\s*([^=<>]+)", part) for part in _elements(text)]
+    names = [match[1] for match in assigned if match]
+    width = len(set(names))
+    if not width or len(names) < len(assigned) or len(names) % width or (width == 1 or width == len(names)):
+        return []
+    groups = [
+        dict(zip(names[at : at + width], assigned[at : at + width], strict=True)) for at in range(0, len(names), width)
+    ]
+    if any(len(group) < width for group in groups):
+        return []
+    return [f"({', '.join(match[2].strip() for _, match in sorted(group.items()) if match)})" for group in groups]
+
+
 def _tuple(vector: re.Match[str]) -> str:
     return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
+
+
+def _as_decimal_comma(given: str, wanted: str) -> str:
+    """Return `3,5` as `3.5` if the reference is one number that is not an integer."""
+    if "," in wanted or (amount := read_amount(wanted)) is None or amount.value.denominator == 1:
+        return given
+    return re.sub(r"^(\D*\d+),(\d{1,2}|\d{4,}|(?<=\b0,)\d+)(?![\d,.])", r"\1.\2", given)
+
+
+def _join_bounds(text: str) -> str:
+    """Return `x > 1 and x < 3` as `1 < x < 3`."""
+    bounds = [_BOUND.fullmatch(part) for part in _CONJUNCTION.split(text)]
+    if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+        return text
+    (name, sign, limit), (other_name, other_sign, other_limit) = (
+        (match[1], match[2], match[3]) if match[1] else (match[6], _TURNED[match[5]], match[4])
+        for match in bounds
+        if match
+    )
+    if name != other_name or (sign in ("<", r"\le ")) == (other_sign in ("<", r"\le ")):
+        return text
+    return f"{limit} {_TURNED[sign]}{name} {other_sign}{other_limit}"
 
 
 def _ascending(chain: re.Match[str]) -> str:
@@ -120,12 +162,15 @@ _UNIT = re.compile(
 )
 
 
+_SYMBOL_BEHIND = re.compile(r"\d\s*[a-zA-Z]{1,3}$")  # `5 MW` is not `5 mW`
+
+
 def _squeeze(text: str) -> str:
     """Return a text without spaces, and without case if it is words; synonyms have one name."""
     squeezed = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)  # `3 1/2` is not `31/2`
     if squeezed.casefold() in _SYNONYM:
         return _SYNONYM[squeezed.casefold()]
-    return squeezed.casefold() if words_in(text) else squeezed
+    return squeezed.casefold() if words_in(text) and not _SYMBOL_BEHIND.search(text) else squeezed
 
 
 def _as_truth(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -146,6 +191,8 @@ def _as_date(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 def _date(text: str) -> tuple[str | None, int, str] | None:
     if match := re.fullmatch(r"(\d{4})[-/](\d\d?)[-/](\d\d?)", text):
         return match[1], int(match[2]), match[3].lstrip("0")
+    if match := re.fullmatch(r"(\d\d?)/(\d\d?)/(\d{4})", text):  # the month is first
+        return match[3], int(match[1]), match[2].lstrip("0")
     month = _MONTH.search(text)
     digits = re.findall(r"(?<!\d)\d{1,2}(?!\d)|\d{4}", text)
     if month is None or re.search(r"[^\w\s,.]", text) or not 1 <= len(digits) <= 2 or len(words_in(text)) > 4:
@@ -164,12 +211,25 @@ _MONTH = re.compile(
 
 
 def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
-    one, other = _TIME.fullmatch(given), _TIME.fullmatch(wanted)
+    one, other = (_TIME.fullmatch(_NAMED_TIME.sub(_time_of_name, text)) for text in (given, wanted))
     if one is None or other is None:
         return None
     if (one[2] or "00") != (other[2] or "00") or (one[3] or "00") != (other[3] or "00"):
         return False
     return bool(_hours(one) & _hours(other))
+
+
+_NAMED_TIME = re.compile(
+    r"(?:12(?::00)? )?\b(?:(noon)|midnight)|(?:\s?o'clock)?\sin the (?:(morning)|afternoon|evening)|\s?o'clock\b", re.I
+)
+
+
+def _time_of_name(name: re.Match[str]) -> str:
+    if name[0].lower().endswith("o'clock"):
+        return ":00"
+    if name[0].lower().endswith(("noon", "midnight")) and " in the " not in name[0]:
+        return "12:00 pm" if name[1] else "12:00 am"
+    return " am" if name[2] else " pm"
 
 
 def _hours(time: re.Match[str]) -> set[int]:
@@ -201,7 +261,7 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if remark := re.fullmatch(r"(.*[a-z])\s+\((.*\d.*)\)", given):  # `160 minutes (2 hours and 40 minutes)`
         one, again = read_amount(remark[1]), read_amount(remark[2])
         return one is not None and again is not None and one.equals(other) and one.equals(again)
-    if "=" in given:
+    if "=" in _outside_brackets(given) and sum("=" in each for each in _elements(given)) == 1:
         sides = [read_amount(side.strip()) for side in given.split("=")]
         if sides[0] and sides[0].equals(other) and all(side and side.unit and side.equals(sides[0]) for side in sides):
             return True
@@ -211,11 +271,13 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare letters of a choice; the text after a letter does not decide, and text alone is compared with it."""
-    if re.fullmatch(r"[A-J]{2,6}", wanted) and re.fullmatch(r"[A-J](?:\W+[A-J])+", given):
-        return sorted(wanted) == sorted(re.findall(r"\w", given))
+    letters = [re.fullmatch(r"([A-J]+)|[A-J](?:(?:\W|\band\b)+[A-J])+", text) for text in (given, wanted)]
+    if letters[0] and letters[1] and len(wanted) > 1 and any(match[1] for match in letters if match):
+        return sorted(re.findall(r"[A-J]", wanted)) == sorted(re.findall(r"[A-J]", given))
     other = _CHOICE.fullmatch(wanted)
     if other is None or not _is_choice(other, wanted) or re.fullmatch("[a-j]", wanted):
-        return None
+        rest = one["rest"].strip(" .:") if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given) else ""
+        return True if rest and _equal(rest, wanted, symbolic) else None
     if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given):
         letters = ((match[1] or match[2] or match[3]).upper() for match in (one, other))
         return len(set(letters)) == 1
@@ -225,6 +287,8 @@ def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 def _is_choice(match: re.Match[str], text: str) -> bool:
     """Return whether a letter is a choice, not a variable or an article: alone or marked, or in capitals."""
     letter, rest = match[1] or match[2] or match[3], match["rest"].strip()
+    if re.match(r"(?:and|or|&)\s+\W?[A-J]\b", rest):
+        return False
     marked = bool(match[1] or match[2]) or re.match(r"\w[.):]", text) is not None
     return (not rest and (letter.isupper() or marked or len(text) == 1)) or (
         bool(rest) and marked and not rest.startswith(("^", "_", "+", "-", "*", "/", "=", "\\", ",", "(", "'"))
@@ -273,24 +337,43 @@ def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     values = [] if _split_bracket(wanted) is None else _elements(given)
     named = [match for value in values if (match := _LEFT.match(value))]
     names = [match[1] for match in named]
-    if not names or len(names) < len(values) or names != sorted(set(names)):
+    if not names or len(names) < len(values) or len(names) > len(set(names)):
         return None
-    coordinates = ", ".join(value[match.end() :] for value, match in zip(values, named, strict=True))
+    by_name = {match[1]: value[match.end() :] for value, match in zip(values, named, strict=True)}
+    coordinates = ", ".join(by_name[name] for name in sorted(by_name))
     return _equal(f"({coordinates})", wanted, symbolic)
 
 
 def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     r"""Compare lists without brackets, sets and unions: the same elements in any order."""
-    one, other = _elements(given), _elements(wanted)
+    one, other = (_points(text) or _elements(text) for text in (given, wanted))
+    if len(other) > 1 and "[" not in wanted and (brackets := re.fullmatch(r"\[([^\[\]()]*)\]", given)):
+        one = _elements(brackets[1])
+    if (
+        len(other) == 1 < len(one)
+        and re.search(r"\bor\b", given)
+        and all(_equal(each, wanted, symbolic) for each in one)
+    ):
+        return True
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
     if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):
         return symbolic(rf"\{{{','.join(each.rpartition('=')[2] for each in one)}\}}", wanted)  # roots of an equation
     if r"\cup" in given + wanted and len(one) != len(other):
         return None
+    if len(one) != len(other) and _INEQUALITY.search(given) and _INEQUALITY.search(wanted):
+        return symbolic(*(r"\cup".join(map(_interval, each)) for each in (one, other)))
     if len(one) == len(other) == 1:
         return _equal(one[0], other[0], symbolic)
     return _same_elements(one, other, symbolic)
+
+
+def _interval(inequality: str) -> str:
+    """Return `x < a` and `x > a` as intervals."""
+    if match := re.fullmatch(r"[a-zA-Z]\s*(<|>|\\[lg]e(?![a-z]))\s*([^<>]+)", inequality):
+        ends = "[]" if "\\" in match[1] else "()"
+        return rf"(-\infty, {match[2]}{ends[1]}" if match[1] in ("<", r"\le") else rf"{ends[0]}{match[2]}, \infty)"
+    return inequality
 
 
 def _same_elements(one: Sequence[str], other: Sequence[str], symbolic: Symbolic) -> bool:
@@ -376,7 +459,7 @@ def _is_product(text: str) -> bool:
     """Return whether the words of a text are products of variables."""
     words = words_in(text)
     is_expression = re.search(r"[-+=^*/\d]", text) is not None
-    return all(_PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
+    return all(PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
 
 
 def _words(text: str) -> str:

@@ -11,13 +11,12 @@ _CHARACTERS = {
     "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u211d": r"\mathbb{R}", "\u03b8": r"\theta ", "\u2026": "...", "\uff05": "%", "\u2248": r"\approx ",
     "\u00bd": " 1/2", "\u2153": " 1/3", "\u2154": " 2/3", "\u00bc": " 1/4", "\u00be": " 3/4", "\u215b": " 1/8", "\u2070": "^0", "\u00b9": "^1",
     "\u2074": "^4", "\u2075": "^5", "\u2076": "^6", "\u2077": "^7", "\u2078": "^8", "\u2079": "^9",
-    "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
+    "\u00a2": " cents", "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
 }  # fmt: skip
 _TABLE = str.maketrans(_CHARACTERS | {chr(0xFF10 + digit): str(digit) for digit in range(10)})
 _STYLES = r"text(?:bf|it|rm|normal|sf|tt)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|boxed|fbox|boldsymbol|bm|operatorname\*?|emph|underline|ensuremath"
 _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"<\|[^<>|]*\|>|</?s>|<eos>|<pad>|<end_of_turn>|<\uff5c[^<>]*\uff5c>", ""),
-    (r"\^(\d|-)\^", r"^\1"),
     (r"(?:\^-\^|\^-)(\d)", r"^{-\1}"),
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
@@ -31,32 +30,48 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\([lg])t(?![a-zA-Z])", lambda match: "<" if match[1] == "l" else ">"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
-    (r"\{,\}", ","),
+    (r"[\^_]\{\s*\}", ""),
+    (r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln"),
+    (r"(?<=\d)!!+$", ""),
+    (r"^([^'\"\\]*\d)'\s*(\d\d?)\"$", r"\1 ft \2 in"),
+    (r"^([^'\"\\]*\d)'$", r"\1 ft"),
+    (r"\{(?:,|\\[,; !])\}", ","),
+    (r"\\pi\s*\(", r"\\pi\\cdot("),  # else a function
+    (r"^\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])+)\s*\]$", lambda match: _matrix(match[1])),
     (r"(?<!\\)\\!\s*", ""),
     (r"(?<!\\)\\(?:[,;:> ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
+    (r"(?:(?<=\d)|(?<=[\d\s}][kM]))\s*(?:\\Omega(?![a-zA-Z])|[\u03a9\u2126])", " ohm"),
+    (r"(?<=[\d\s}])(?:\\mu\s*|[\u00b5\u03bc])(?=[a-zA-Z]\b|\\(?:text|mathrm))", "u"),
     (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0][1] == "l" else r"\}"),
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
     (r"\\%", "%"),
     (r"(\\(?:begin|end))\{(?:(?:[bBp]|small)?matrix\}|array\}(?:\{[lcr| ]*\})?)", r"\1{pmatrix}"),
-    (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
     (r"\\langle(?![a-z])(.*?)\\rangle", r"(\1)"),
     (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?|\bC\^\{?(\w+)\}?_\{?(\w+)\}?", lambda match: rf"\binom{{{match[1] or match[4]}}}{{{match[2] or match[3]}}}"),
+    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?|\b(\d+)C(\d+)\b|\bC\((\d+), ?(\d+)\)", lambda match: r"\binom{{{}}}{{{}}}".format(*(each for each in match.groups() if each))),
+    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*P_\{?(\d+)\}?|\b(\d+)P(\d+)\b|\bP\((\d+), ?(\d+)\)", lambda match: r"\frac{{{0}!}}{{({0}-{1})!}}".format(*(each for each in match.groups() if each))),
+    (r"^all real (?:numbers|x) except (?:x\s*=\s*)?(.+)$", r"\\mathbb{R} \\setminus \\{\1\\}"),
     (r"\b[AP]_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\frac{\1!}{(\1-\2)!}"),
     (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"(?:,\s*(?:where|for|with)?|\bwhere|\bfor|\()\s*[a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\?(?:mathbb\s*)?\{?[NZQRC]\}?(?:\^?[+*]|_\+)?\)?\s*(\$?)$", r"\1"),
-    (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:](?!.*\|.*\|)(.*)\\\}", r"\1"),
-    (r"\|([a-zA-Z])\|\s*(<|\\le)\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"-\3 \2 \1 \2 \3"),
-    (r"\|([a-zA-Z])\|\s*>\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"\1 < -\2 or \1 > \2"),
+    (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(?:[a-z]\s*\\in\s*\\mathbb\s*\{?R\}?\s*,\s*)?(?!.*\|.*\|)(.*)\\\}", r"\1"),
     (r"\\(?:text)?color\s*\{\w+\}", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal|tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
     (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
-    (r"\\equiv(?![a-zA-Z])", "="),
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
     (r"[`]+|</?(?:b|i|strong|em|u|p|br|span|div)\b[^<>]*>", ""),
 ]  # fmt: skip
+
+
+def _matrix(rows: str) -> str:
+    """Return rows in brackets, `[1, 2], [3, 4]`, as a matrix."""
+    lines = r" \\ ".join(row.replace(",", "&") for row in re.findall(r"\[([^\[\]]*)\]", rows))
+    return rf"\begin{{pmatrix}}{lines}\end{{pmatrix}}"
+
+
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
 _STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?([123])\}}?)?")
 _WRAPPER = re.compile(

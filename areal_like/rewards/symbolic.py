@@ -16,6 +16,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn about 
 _DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\d.(\\])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_PRODUCT = re.compile(
+    r"(?<![\w\\.])(\d+)(?!ln|log|sin|cos|tan|exp)([a-z]{1,3})(?![a-z(\d_])"
+)  # math-verify takes letters behind a number for units
 _POINTS = [sympy.Rational(tenths, 97) for tenths in (-262, -126, -58, 36, 81, 165, 281, 514)]
 _DIGITS = 50
 _PLACES = sympy.Float("1e-25", _DIGITS)
@@ -38,10 +41,36 @@ def equal(given: str, wanted: str) -> bool:
     if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
         roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
         return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
+    names = [getattr(each[0], "free_symbols", set()) for each in parsed]
+    if (
+        all(isinstance(each[0], sympy.core.relational.Relational | sympy.And) for each in parsed)
+        and names[0] != names[1]
+    ):
+        return False
+    sets = [_as_set(each[0]) for each in parsed]
+    if sets[0] is not None and sets[0] == sets[1]:
+        return True
     agree = _agree(parsed[0][0], parsed[1][0])
     if agree is not None:
         return agree
     return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _as_set(relation: Any) -> Any:
+    """Return the real numbers that fulfil inequalities in one variable, None for anything else."""
+    if isinstance(relation, sympy.Set) and not isinstance(relation, sympy.FiniteSet):
+        return relation
+    if not isinstance(relation, (sympy.core.relational.Relational, sympy.And, sympy.Or)) or isinstance(
+        relation, sympy.Eq
+    ):
+        return None
+    if len(relation.free_symbols) != 1:
+        return None
+    name = next(iter(relation.free_symbols))
+    try:
+        return relation.subs(name, sympy.Symbol("x", real=True)).as_set()
+    except Exception:  # noqa: BLE001 - sympy raises anything for unknown relations
+        return None
 
 
 def _one_logarithm(wanted: str, given: str) -> list[str]:
@@ -52,6 +81,7 @@ def _one_logarithm(wanted: str, given: str) -> list[str]:
 
 
 def _exact(text: str) -> str:
+    text = _PRODUCT.sub(lambda match: match[1] + "".join(f"{{{name}}}" for name in match[2]), text)
     text = re.sub(r"(?<![\w)}])(\w)!\s*\^", r"{(\1!)}^", text)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
