@@ -46,13 +46,13 @@ import typer
 from aiohttp import web
 
 from areal_like.backends.ray.lifetime import run_lifetime
-from areal_like.backends.sglang.columns import with_columns
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.sglang.labels import LABELS
+from areal_like.backends.sglang.patches.columns import with_columns
 from areal_like.core.algorithms.batch import join
 from areal_like.core.gc_tuning import gc_tuned, release
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.rollout.sample import CHUNK
 from areal_like.core.rollout.single_turn import SingleTurn

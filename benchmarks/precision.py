@@ -31,11 +31,12 @@ from transformers import AutoModelForCausalLM
 from allocation.plan import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.backends.training.rank import make_engine
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.ports import listen
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.core.types import Batch, Floats
 from benchmarks.memory import made_model

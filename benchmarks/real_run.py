@@ -37,12 +37,13 @@ import typer
 
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.run.model_files import model_directory
 from benchmarks.report import save
 

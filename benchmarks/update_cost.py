@@ -39,10 +39,11 @@ import typer
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig, RunConfig
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
 from areal_like.demo.init_model import _tensor_shapes, model_config
 from benchmarks.memory import SHAPES
@@ -290,7 +291,7 @@ class Bench:
 
 
 def _limit() -> Any:
-    from areal_like.backends.sglang.http import Deadline
+    from areal_like.core.rollout.http import Deadline
 
     return Deadline(LIMIT_S)
 

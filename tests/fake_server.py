@@ -9,9 +9,9 @@ from typing import Any
 
 from aiohttp import web
 
-from areal_like.backends.sglang.columns import with_columns
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.sglang.labels import LABELS
+from areal_like.backends.sglang.patches.columns import with_columns
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 
 Body = dict[str, Any]

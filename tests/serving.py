@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from areal_like.backends.sglang.http import Deadline
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Requests, Response, ServerPool
 
 

@@ -21,9 +21,9 @@ from allocation.memory.servers import kv_token_bytes, server_weights
 from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
 from allocation.settings import ITEMS, MemorySettings, Workload
-from areal_like.backends.sglang.options import cached_tokens_on_cpu
 from areal_like.core.config.findings import finding
 from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.rollout.backends import backend_of
 from areal_like.core.types import Device
 from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import gpu_count
@@ -105,7 +105,7 @@ def _engine_item(
     if device == "cpu" and actor is not None and engine.role == "rollout":
         item = ITEMS[config.actor.dtype]
         weights = server_weights(actor, engine.sizes) * item
-        cache = cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
+        cache = backend_of(config).cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
         weights += min(cache, int(MOST_CACHE * total))
     return HostItem(f"{engine.role} servers", SERVER + weights)
 
@@ -135,7 +135,7 @@ def _fix(
     config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
 ) -> str:
     """Return the smallest changes of keys with which the run fits on an idle machine, or another remedy."""
-    requests = cached_tokens_on_cpu(config) // config.context_length
+    requests = backend_of(config).cached_tokens_on_cpu(config) // config.context_length
     tokens = config.actor.mb_spec.max_tokens_per_mb
     changes = (
         [("sglang.max_running_requests", n) for n in _halves(requests, 8)],

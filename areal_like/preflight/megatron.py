@@ -10,7 +10,7 @@ from allocation.plan import ParallelSizes
 from areal_like.backends.megatron.options import check_overrides, row_multiple
 from areal_like.backends.training.environment import attention_environment
 from areal_like.core.config.findings import finding, warn_ignored
-from areal_like.core.config.options import OptionProblem
+from areal_like.core.config.options import option_finding
 from areal_like.core.config.schema import PRECISIONS, MegatronConfig
 from areal_like.core.trainer.packing import sequence_alignment
 from areal_like.preflight.view import RoleView
@@ -59,12 +59,6 @@ def _fsdp(view: RoleView) -> Iterator[Finding]:
             f"{key}=float32 is unsupported: the FSDP trainer's attention on GPUs supports only bfloat16 and float16"
         )
         yield finding("RUN-FSDP-DTYPE", key, message, f"write {key}=bfloat16")
-
-
-def option_finding(section: str, problem: OptionProblem) -> Finding:
-    """Return a finding about an option that a section passes on."""
-    nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
-    return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
 
 
 def _layout(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:

@@ -24,9 +24,9 @@ from areal_like.backends.fsdp.support import (
 )
 from areal_like.backends.megatron.bridges.language_part import language_part
 from areal_like.backends.megatron.bridges.support import architecture_of, bridge_problems
-from areal_like.backends.sglang.architectures import served_architectures
 from areal_like.core.config.findings import ConfigError, finding, missing_package
 from areal_like.core.config.schema import InitModelConfig, RunConfig
+from areal_like.core.rollout.backends import find_backend
 from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
@@ -230,8 +230,8 @@ def _families_of_fsdp(path: str, spec: ModelSpec) -> Iterator[Finding]:
 
 def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Find a model of an unknown family for which the installed SGLang has no code."""
-    served, named = served_architectures(), model.get("architectures") or []
-    if served and named and served.isdisjoint(named):
+    served, named = find_backend().architectures(), model.get("architectures") or []
+    if served and named and not {*named} & {*served}:
         message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
         yield finding("RUN-FSDP-ARCHITECTURE", path, message, "use a model of another family, such as a qwen3")
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from allocation.diagnostics import Finding
-from areal_like.backends.sglang.classifier import CLASSES
 from areal_like.core.config.findings import finding
 from areal_like.core.config.schema import RewardModelConfig, RunConfig
+from areal_like.core.rollout.backends import find_backend
 from areal_like.core.types import Prompt
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.weights import is_local
@@ -46,8 +46,9 @@ def _files(model: RewardModelConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         yield finding("RUN-REWARD-MODEL-TOKENIZER", _PATH, str(error), help)
         return
     names, labels = described.get("architectures") or ["missing"], len(described.get("id2label") or {0: "", 1: ""})
-    if names[0] not in CLASSES:
-        message = f"its architecture is {names[0]}; supported classifiers are {', '.join(CLASSES)}"
+    classes = find_backend().classifiers
+    if names[0] not in classes:
+        message = f"its architecture is {names[0]}; supported classifiers are {', '.join(classes)}"
         help = "use one of these, or a reward function of your own (reward.function)"
         yield finding("RUN-REWARD-MODEL-CLASS", _PATH, message, help)
     elif labels != 1:

@@ -7,9 +7,9 @@ from allocation.compiler import check
 from allocation.diagnostics import Finding, Severity, Source
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.backends.sglang.architectures import ON_GPUS_ALONE
 from areal_like.core.config.findings import finding
 from areal_like.core.config.schema import SCORERS, RunConfig
+from areal_like.core.rollout.backends import find_backend
 from areal_like.core.types import Device
 from areal_like.preflight.machine import device_of
 
@@ -32,7 +32,7 @@ def check_served_layout(
 
 def check_served_family(device: Device, spec: ModelSpec, key: str) -> Iterator[Finding]:
     """Check that SGLang serves the family on the device."""
-    if device == "cpu" and spec.family in ON_GPUS_ALONE:
+    if device == "cpu" and spec.family in find_backend().on_gpus_alone:
         message = f"SGLang serves a {spec.family} on GPUs only: its CPU server lacks kernels of this family"
         yield finding(
             "RUN-CPU-FAMILY", key, message, "set device=cuda, or use a model of another family, such as a qwen3"

@@ -8,6 +8,7 @@ from areal_like.backends.sglang.options import tool_call_parsers
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
 from areal_like.core.ports import reserve_port
+from areal_like.core.rollout.backends import backend_of
 from areal_like.core.user_code import Portable, UserCodeError, load_object
 from areal_like.preflight.branches import check_branches
 from areal_like.preflight.mcp_servers import check_mcp_servers
@@ -44,7 +45,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
     judges = grades or any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
     if levels.get("workflow") == "episode" and not judges and config.reward != RewardConfig():
         yield warn_ignored("reward", "the workflow returns the reward of an episode itself")
-    name, known = config.episode.tool_call_parser, tool_call_parsers()
+    name, known = config.episode.tool_call_parser, backend_of(config).tool_call_parsers()
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"
         message = f"SGLang has no tool-call parser {name!r}"

@@ -9,9 +9,9 @@ from typing import Any
 
 from allocation.diagnostics import render
 from allocation.views.svg import plan_svg
-from areal_like.backends.sglang.decode_graphs import most_captured
 from areal_like.core.config.load import dump
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
+from areal_like.core.rollout.backends import backend_of
 from areal_like.job import Job
 from areal_like.metrics.advice import Advice, GpuSplit
 from areal_like.metrics.console import View
@@ -68,7 +68,9 @@ def _read_captured(job: Job) -> int | None:
     if job.device != "cuda":
         return None
     model = job.models.get("actor")
-    return most_captured(job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0)
+    return backend_of(job.config).most_captured(
+        job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0
+    )
 
 
 def advice(job: Job, view: View) -> list[Advice]:

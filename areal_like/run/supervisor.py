@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from areal_like.backends.ray.heartbeat import wait_for_silence
 from areal_like.backends.ray.workers import WorkerGroup
-from areal_like.backends.sglang.server import Server
 from areal_like.core.errors import ClusterError, WorkerError
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 
 AGAIN_S = 5.0  # between a failed start, perhaps because memory was not free yet, and the next one
 MOST_PATIENCE = 12  # times AGAIN_S at most; the pause doubles after each failure in a row

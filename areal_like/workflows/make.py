@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from areal_like.backends.sglang.http import Unavailable
-from areal_like.backends.sglang.tool_calls import CALL_STARTS
 from areal_like.core.config.schema import SINGLE_TURN, RunConfig
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.backends import backend_of
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.rollout.protocol import Score, Workflow
 from areal_like.core.user_code import Portable, load_object
@@ -68,7 +68,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             vocab_size,
             episode.on_timeout == "grade",
             Recipe.pack(episode.sandbox) if episode.sandbox else None,
-            CALL_STARTS.get(episode.tool_call_parser or ""),
+            backend_of(config).call_starts.get(episode.tool_call_parser or ""),
             episode.mcp_servers,
         )
 

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits import HUNG_S
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.algorithms.presets import make_algorithm
 from areal_like.core.checkpoint.journal import Journal, Step, read_header
 from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL, newest
@@ -32,6 +31,7 @@ from areal_like.core.loop.prompt_results import PromptResults
 from areal_like.core.loop.prompt_values import prompt_keys
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.metrics.console import View

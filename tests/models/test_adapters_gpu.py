@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 
 from allocation.adapters import merged_parameters
 from allocation.model_spec import load_model
-from areal_like.backends.sglang.adapters import ONLY
-from areal_like.backends.sglang.server import ADAPTERS, OPEN_EXPORTED
+from areal_like.backends.sglang import COMMAND
 from areal_like.core.config.schema import ALL_LINEAR
 from areal_like.core.trainer.engine import LoRA
+from areal_like.core.transfer import ONLY_ADAPTER as ONLY
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -50,8 +50,8 @@ def check_server(family: str, model: Path, post: Post, adapters: Sequence[tuple[
     yield compare(family, model, post, bounds)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     for version, (adapter, merged) in enumerate(adapters):
-        handles = {"zmq_handles": {ADAPTERS: json.dumps({ONLY: str(adapter)})}, "flush_cache": False}
-        answer = post(OPEN_EXPORTED, handles | {"weight_version": str(version)})
+        command = {"name": "adapters", "text": json.dumps({ONLY: str(adapter)})}
+        answer = post(COMMAND, command | {"weight_version": str(version)})
         if not answer["success"]:
             yield f"{family}: {answer['message']}"
         yield compare(family, merged, post, bounds)

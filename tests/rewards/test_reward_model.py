@@ -18,9 +18,10 @@ from limits import HUNG_S
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import classifier_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RewardConfig
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.pool import Cause, Failure

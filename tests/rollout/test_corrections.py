@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from areal_like.backends.sglang.corrections import _decodes, _with_current_token, complete_windows
+from areal_like.backends.sglang.patches.windows import _decodes, _with_current_token, complete_windows
 
 TRITON = "sglang.srt.layers.attention.triton_backend"
 

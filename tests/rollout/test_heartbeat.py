@@ -17,9 +17,9 @@ from test_supervisor import SAMPLING, STOP, Actors, generate, opened, silence, u
 
 from areal_like.backends.ray import heartbeat
 from areal_like.backends.ray.heartbeat import wait_for_silence
-from areal_like.backends.sglang import http
-from areal_like.backends.sglang.http import Connection, session
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout import http
+from areal_like.core.rollout.http import Connection, session
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.run.supervisor import ServerSupervisor
 

@@ -21,9 +21,9 @@ from test_versions import working
 from tolerance import rounding
 from vision_models import picture, write_vlm
 
-from areal_like.backends.sglang.http import ServerError
 from areal_like.core.config.load import load
 from areal_like.core.images import Images, as_data_url, decode
+from areal_like.core.rollout.http import ServerError
 from areal_like.core.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.data.tokenizer import Tokenizer
 
@@ -214,7 +214,7 @@ def test_scores_of_a_prompt_with_images(served: Served) -> None:
 
 
 def test_pixels_are_computed_once_for_a_group() -> None:
-    from areal_like.backends.sglang.images import find_images, image_positions
+    from areal_like.backends.sglang.patches.images import find_images, image_positions
 
     assert find_images([9, 5, 5, 5, 5, 1, 5, 2, 5, 5], [4, 2], 5) == [1, 8]
     positions = image_positions(9, [1], [(2, 3)]).tolist()

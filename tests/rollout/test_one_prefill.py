@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from areal_like.backends.sglang.one_prefill import MOST_PASSES, followers, gathers
+from areal_like.backends.sglang.patches.one_prefill import MOST_PASSES, followers, gathers
 
 
 @dataclass

@@ -15,19 +15,19 @@ from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.backends.sglang import http as client
-from areal_like.backends.sglang.answers import Piece
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.algorithms.batch import batch_of, join, policy_batches
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.columns import Ragged
 from areal_like.core.config.schema import MicroBatchConfig
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout import http as client
 from areal_like.core.rollout import router
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.joining import as_response as prompt_of
 from areal_like.core.rollout.joining import join_parts
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.sample import Sample
+from areal_like.core.rollout.server import Piece
 from areal_like.core.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.packing import packs

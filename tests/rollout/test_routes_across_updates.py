@@ -21,8 +21,8 @@ from test_versions import working
 from told_experts import ToldModel
 from tolerance import BACKWARD, rounding
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.config.load import load
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.routes import ROUTES, Routes, RouteShape
 from areal_like.demo.init_model import write_init_model

@@ -14,8 +14,8 @@ from serving import load_from_disk, peaked_model
 from told_experts import ToldModel
 from tolerance import BACKWARD, rounding
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.config.load import load
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.routes import ROUTES, RouteShape
 from areal_like.demo.init_model import write_init_model

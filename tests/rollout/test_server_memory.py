@@ -22,12 +22,13 @@ from tolerance import assert_close
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang import process
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.memory import as_if_idle, keep
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.patches.inside.memory import as_if_idle, keep
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Requests, Response, Sampling, ServerPool
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.demo.init_model import write_init_model
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -18,8 +18,9 @@ from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang import process
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerDied, ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import ServerDied, SGLangServer
 from areal_like.core.config.load import load
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.demo.init_model import write_init_model
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

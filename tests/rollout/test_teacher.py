@@ -20,15 +20,16 @@ from tolerance import assert_close
 
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
-from areal_like.backends.sglang.http import session
 from areal_like.backends.sglang.options import teacher_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
-from areal_like.backends.sglang.scoring import split_temperature
-from areal_like.backends.sglang.server import Server
+from areal_like.backends.sglang.patch import SCORE, split_flags
+from areal_like.backends.sglang.process import SGLangServer
+from areal_like.backends.sglang.server import SGLangClient
 from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig, TeacherConfig
 from areal_like.core.errors import RunError
+from areal_like.core.rollout.http import session
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 from areal_like.demo.init_model import write_init_model
 
@@ -220,8 +221,9 @@ def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_launcher_takes_the_temperature_out_of_sglangs_arguments() -> None:
-    assert split_temperature(["--model-path", "a"]) == (["--model-path", "a"], None)
-    assert split_temperature(["--a", "--score-temperature", "0.7", "--b"]) == (["--a", "--b"], 0.7)
+    assert split_flags(["--model-path", "a"], cuda=False).own == {}
+    launch = split_flags(["--a", SCORE, "0.7", "--b"], cuda=False)
+    assert (launch.arguments, launch.own) == (["--a", "--b"], {SCORE: "0.7"})
 
 
 @pytest.mark.long
@@ -319,7 +321,7 @@ async def server(handler: Callable[[web.Request], Any]) -> AsyncIterator[str]:
 class Pool:
     """The policy's servers, none of which holds its weights at first."""
 
-    serving: list[Server]
+    serving: list[SGLangClient]
     version: int = 3
 
 
@@ -339,7 +341,7 @@ def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
                 asking = asyncio.create_task(teacher.with_scores(workflow)(PROMPT, 0))
                 await asyncio.sleep(0.1)
                 assert not bodies
-                pool.serving.append(Server("server 0", url, http))
+                pool.serving.append(SGLangClient("server 0", url, http))
                 (first,) = await asking
                 pool.version = 4
                 (second,) = await teacher.with_scores(workflow)(PROMPT, 1)

@@ -17,7 +17,7 @@ import serving as real
 from limits import HUNG_S
 from tolerance import assert_close, rounding
 
-from areal_like.backends.sglang.http import Deadline
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Requests, Response, Sampling, ServerPool
 
 pytestmark = pytest.mark.covers("updates in flight")

@@ -18,9 +18,10 @@ from safetensors.torch import load_file, save_file
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.weights.sync import SyncSpec, make_sync, publish
 from areal_like.demo.init_model import write_init_model
 

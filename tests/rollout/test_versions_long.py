@@ -17,9 +17,10 @@ from test_versions import EXACT, PROMPTS, crossing, distance
 from allocation import ParallelSizes
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
-from areal_like.backends.sglang.process import ServerSpec, SGLangServer
+from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.demo.init_model import write_init_model
 
 pytestmark = pytest.mark.long

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-from areal_like.backends.sglang import versions
 from areal_like.backends.sglang.launcher import prepare_imports, serve
+from areal_like.backends.sglang.patches import versions
 
 BEFORE, FAULTY = "0", "1"  # versions
 FLIPPED_LAYER = 1

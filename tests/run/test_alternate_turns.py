@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 from fake_server import FakeServer, output, serving
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.errors import WeightUpdateError
 from areal_like.core.loop.gpu_sharing import Alternate
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Requests, Sampling, ServerPool
 from areal_like.core.weights.sync import publish
 

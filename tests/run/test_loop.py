@@ -13,7 +13,6 @@ import pytest
 from limits import HUNG_S
 from running import CONFIG
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.algorithms.presets import make_algorithm
 from areal_like.core.config.load import load
 from areal_like.core.errors import LogprobMismatch, RewardsMissing, ServerError
@@ -24,6 +23,7 @@ from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.policies import Policy
 from areal_like.core.loop.step import Models, mean
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record

@@ -15,8 +15,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 from torch import Tensor
 
-from areal_like.backends.sglang.cpu_attention import BatchedTorchNativeBackend, Chunk
-from areal_like.backends.sglang.image_masks import image_spans
+from areal_like.backends.sglang.patches.image_masks import image_spans
+from areal_like.backends.sglang.patches.inside.cpu_attention import BatchedTorchNativeBackend, Chunk
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 
 

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.transports.adapters import controller
 from areal_like.backends.transports.adapters.controller import AdapterSync
+from areal_like.core.rollout.http import Deadline
 
 pytestmark = pytest.mark.covers("LoRA")
 

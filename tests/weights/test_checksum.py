@@ -14,9 +14,10 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from test_sync import connected
 
-from areal_like.backends.sglang.checksum import checksum, compare, watch
+from areal_like.backends.sglang.checksums import compare, watch
 from areal_like.backends.training.rank import TrainerRank
 from areal_like.core.errors import WeightUpdateError
+from areal_like.core.transfer.checksum import checksum
 from areal_like.core.weights.checksum import compare_checksums
 from areal_like.core.weights.sync import make_sender, publish
 

@@ -20,13 +20,15 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from torch import Tensor, distributed
 
-from areal_like.backends.sglang import FILES, deltas, local_copy, receiving
-from areal_like.backends.sglang.checksum import checksum, numbers
-from areal_like.backends.sglang.deltas import change, differences, read_delta, read_full, write_delta, write_full
+from areal_like.backends.sglang import COMMAND, local_copy
 from areal_like.backends.sglang.loading import views
-from areal_like.backends.sglang.weight_files import Chain
+from areal_like.backends.sglang.patches import commands
 from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.transfer import deltas
+from areal_like.core.transfer.checksum import checksum, numbers
+from areal_like.core.transfer.deltas import change, differences, read_delta, read_full, write_delta, write_full
+from areal_like.core.transfer.files import Chain
 from areal_like.core.weights.checksum import compare_checksums
 from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
 
@@ -168,15 +170,15 @@ class Receiver(FakeServer):
         super().__init__()
         self.runner, self._group = SimpleNamespace(model=Model(), device="cpu", gpu_id=0), group
         self.files, self.read = list[int](), list[str]()
-        self.answers["/update_weights_from_ipc"] = self.receive
+        self.answers[COMMAND] = self.receive
 
     async def receive(self) -> Any:
-        body = self.bodies("/update_weights_from_ipc")[-1]
-        _, chain = Chain.from_json(body["zmq_handles"][FILES])
+        body = self.bodies(COMMAND)[-1]
+        _, chain = Chain.from_json(body["text"])
         self.files.append(len(chain.files))
         held = getattr(self.runner, "local_copy", None)
         self.read += [file.path for file in chain.files_after(held and held.held)]
-        done, told = receiving.receive_exported(self.runner, body["zmq_handles"], self._group)
+        done, told = commands.run_command(self.runner, body["name"], body["text"], self._group)
         if done:
             self.version = body["weight_version"]
         return {"success": done, "message": told}

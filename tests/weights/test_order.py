@@ -15,12 +15,12 @@ from fake_server import FakeServer, output, serving
 from limits import HUNG_S
 from torch import Tensor
 
-from areal_like.backends.sglang import EXPORT_LAYOUT
 from areal_like.backends.transports.collective import rank as collective
 from areal_like.backends.transports.collective.rank import CollectiveSender
 from areal_like.backends.transports.ipc.rank import IpcSender
 from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout.pool import Requests, Sampling, ServerPool
+from areal_like.core.transfer import EXPORT_LAYOUT
 from areal_like.core.weights import sync
 from areal_like.core.weights.sync import SyncSpec, make_sync, publish
 

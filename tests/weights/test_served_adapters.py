@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 
 from allocation.model_spec import from_config
 from areal_like.backends.sglang.adapted_layers import adapted_layers
-from areal_like.backends.sglang.adapters import ONLY
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.transports.adapters.controller import AdapterSync
 from areal_like.core.config.load import load
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.transfer import ONLY_ADAPTER as ONLY
 from areal_like.core.weights.sync import SyncSpec
 from areal_like.preflight import preflight
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS, check_served_adapters

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scripted import Model, tokenizer
 
-from areal_like.backends.sglang.http import Unavailable
 from areal_like.core.config.load import load
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import Response, Sampling
 from areal_like.core.types import TURN_REWARDS, TURN_STATES, Prompt, Reward
 from areal_like.core.user_code import register

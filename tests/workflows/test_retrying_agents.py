@@ -11,8 +11,8 @@ from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 from scripted import tokenizer
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.config.load import load
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.types import Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.make import Workflows

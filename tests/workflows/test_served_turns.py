@@ -15,8 +15,8 @@ from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.columns import Ragged
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling
 from areal_like.core.routes import ROUTES, RouteShape, known_routes
 from areal_like.core.sampling_masks import KEPT

@@ -21,9 +21,9 @@ from serving import pool_on, serve
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.backends.sglang.tool_calls import CALL_STARTS
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.types import Prompt, Reward, Trajectory

@@ -4,8 +4,6 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
@@ -15,6 +13,7 @@ from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.backends.sglang.server import CLASSIFY, GENERATE
 from areal_like.core.ports import reserve_port
+from areal_like.core.rollout.server import ServerSpec
 from areal_like.runtime.logs import shorten_log
 
 POLL_S = 0.2
@@ -35,22 +34,6 @@ STAGES = {
 
 class ServerDied(RuntimeError):
     """A server process ended or did not become ready; the message holds its last words."""
-
-
-@dataclass(frozen=True)
-class ServerSpec:
-    """Everything about a server that is known before it has a host.
-
-    `arguments` are SGLang's own, without host, port and token. A server that `classifies` does not generate.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    log_file: Path
-    token: str
-    port: int | None
-    startup_timeout_s: float
-    classifies: bool = False
 
 
 class SGLangServer:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
 from areal_like.capabilities.drift.backoff import LONGEST, Backoff
 from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cause
 from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
@@ -28,7 +26,9 @@ from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import RunError, ServerError, WeightUpdateError
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 from areal_like.core.routes import ROUTES, Routes, RouteShape
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Batch, Floats, Trajectory

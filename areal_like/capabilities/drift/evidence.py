@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import numpy as np
 
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
 from areal_like.core.columns import join
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Deadline
+from areal_like.core.rollout.server import Server
 from areal_like.core.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Batch, Ints

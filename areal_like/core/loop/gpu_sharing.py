@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from areal_like.backends.sglang.http import Deadline
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.trainer.engine import Part
 from areal_like.core.trainer.remote import Trainer

@@ -22,14 +22,13 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from areal_like.backends.sglang.answers import OF_ALL, Piece
-from areal_like.backends.sglang.http import Deadline, Unavailable
-from areal_like.backends.sglang.server import Load, Server, generation_request
 from areal_like.core import events
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinity, QueueEntry, ServerState
+from areal_like.core.rollout.http import Deadline, Unavailable
 from areal_like.core.rollout.reading import PARTS, read
 from areal_like.core.rollout.sample import Sample
+from areal_like.core.rollout.server import OF_ALL, Generation, Load, Piece, Server
 from areal_like.core.rollout.turns import Turns
 
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
@@ -270,7 +269,7 @@ class Router:
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
         images = [sample.images for sample, _ in entries]
         adapters = [sample.sampling.adapter for sample, _ in entries]
-        request = generation_request(rids, inputs, params, entries[0][0].request, images, adapters)
+        request = Generation(rids, inputs, params, entries[0][0].request, images, adapters)
         for rid, (_, ended) in zip(rids, entries, strict=True):
             ended.add_done_callback(partial(self._abort_cancelled, state, rid))
         async with aclosing(read(self._turn, state.server, request)) as answer:

@@ -5,8 +5,8 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
+from areal_like.core.rollout.http import Deadline
+from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
 
 

@@ -14,11 +14,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from areal_like.backends.sglang import Layout
-from areal_like.backends.sglang.http import AFTERMATH_S, Deadline
-from areal_like.backends.sglang.weight_files import FileSource
 from areal_like.core.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.core.events import span
+from areal_like.core.rollout.http import AFTERMATH_S, Deadline
+from areal_like.core.transfer import Layout
+from areal_like.core.transfer.files import FileSource
 
 if TYPE_CHECKING:
     from areal_like.core.rollout.pool import ServerPool

@@ -16,9 +16,7 @@ import pytest
 import torch
 from running import CONFIG
 
-from areal_like.backends.sglang import http
-from areal_like.backends.sglang.checksum import checksum, compare_noted, note
-from areal_like.backends.sglang.http import Deadline
+from areal_like.backends.sglang.checksums import compare_noted, note
 from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
@@ -32,8 +30,11 @@ from areal_like.core.loop import loop
 from areal_like.core.loop.logprob_check import check_logprobs
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy
+from areal_like.core.rollout import http
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.core.sampling_masks import KEPT
+from areal_like.core.transfer.checksum import checksum
 from areal_like.core.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from areal_like.backends.sglang.adapters import ONLY
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
 from areal_like.backends.transports.disk.controller import send_once
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
+from areal_like.core.transfer import ONLY_ADAPTER
 from areal_like.core.weights.sync import SyncSpec
 
 
@@ -30,7 +30,7 @@ class AdapterSync:
 
     @property
     def _trainers(self) -> Mapping[str, Trainer]:
-        return self.spec.adapters or {ONLY: self.trainer}
+        return self.spec.adapters or {ONLY_ADAPTER: self.trainer}
 
     async def connect(self) -> None:
         """Prepare nothing: earlier updates only save servers from receiving adapters again."""

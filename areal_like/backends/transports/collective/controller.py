@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from areal_like.backends.sglang.http import AFTERMATH_S, Deadline
-from areal_like.backends.sglang.server import Server, WeightGroup, broadcast_request
 from areal_like.core.errors import ServerError, WorkerError
+from areal_like.core.rollout.http import AFTERMATH_S, Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server, WeightGroup
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
@@ -77,11 +77,11 @@ class CollectiveSync:
         ahead = self.spec.ahead(self._buckets)
         await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
         async with self.pool.interrupt(version, deadline, self._joined):
-            request = broadcast_request(self._group, [layout(bucket) for bucket in self._buckets], version)
+            buckets = [layout(bucket) for bucket in self._buckets]
             async with self._given_up_on_failure(deadline):
                 await _together(
                     self._send_buckets(ahead, deadline),
-                    *(server.receive(request, deadline.left) for server in self._joined),
+                    *(server.receive(self._group, buckets, version, deadline.left) for server in self._joined),
                 )
 
     @asynccontextmanager

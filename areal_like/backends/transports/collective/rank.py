@@ -9,9 +9,9 @@ from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broa
 from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
 from areal_like.backends.ray.workers import is_cancelled
-from areal_like.backends.sglang.giving_up import wait_for
 from areal_like.core.ports import listen, stop_listening
 from areal_like.core.trainer.engine import TrainEngine
+from areal_like.core.transfer.giving_up import wait_for
 from areal_like.core.weights.buckets import Buckets
 
 FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died never comes

@@ -5,15 +5,15 @@ import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
-from areal_like.backends.sglang.weight_files import Chain
 from areal_like.backends.transports.deltas.downloads import ServerDownloads
 from areal_like.backends.transports.disk.controller import raise_if_full
 from areal_like.core.errors import ServerError, WorkerError
 from areal_like.core.events import note, now
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
+from areal_like.core.transfer.files import Chain
 from areal_like.core.weights.sync import SyncSpec, with_those_left
 
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
 from areal_like.core.errors import WeightUpdateError, WorkerError
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import SyncSpec, with_those_left
 

@@ -5,11 +5,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from areal_like.backends.sglang import EXPORT_LAYOUT
-from areal_like.backends.sglang.http import Deadline
-from areal_like.backends.sglang.server import Server
+from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
+from areal_like.core.transfer import EXPORT_LAYOUT
 from areal_like.core.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
 

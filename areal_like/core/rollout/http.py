@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import orjson
 
-from areal_like.backends.sglang import KEEP_ALIVE_S
 from areal_like.core.errors import Fault, ServerError
+
+KEEP_ALIVE_S = 600  # time that a server keeps an idle connection
 
 # A request to a dying server fails before the server's watcher reports the cause: the failure waits for that report.
 AFTERMATH_S = 3.0

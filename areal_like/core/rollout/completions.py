@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from areal_like.backends.sglang.http import Connection
+from areal_like.core.rollout.http import Connection
 from areal_like.core.types import Floats, Ints
 
 
