@@ -4,7 +4,6 @@ import ssl
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
-from areal_like.backends.sglang.options import tool_call_parsers
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, RunConfig
 from areal_like.core.ports import reserve_port

@@ -23,12 +23,11 @@ from support.family_launcher import PLACES, launcher_of
 from tiny_models import hugging_face_log_probs
 
 from allocation import ParallelSizes
-from areal_like.backends.sglang import EXPORT_LAYOUT, LAUNCHER, TOKEN_VARIABLE
+from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.backends.sglang.server import OPEN_EXPORTED
 from areal_like.core.config.load import load
 from areal_like.core.ports import reserve_port
-from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.core.transfer import EXPORT_LAYOUT
 from areal_like.core.transfer.ipc import device_name, export_handle
 from areal_like.core.types import Batch, Device
