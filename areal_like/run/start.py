@@ -19,6 +19,7 @@ from areal_like.backends.sglang.options import (
 from areal_like.backends.sglang.process import ServerSpec, SGLangServer
 from areal_like.backends.sglang.weight_files import FileSource
 from areal_like.backends.training.rank import TrainerRank
+from areal_like.capability import server_options
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.config.schema import (
     SCORERS,
@@ -163,7 +164,7 @@ async def _server_actors(
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
+        command = server_arguments(config, model, sizes, job.device, rank, server_options(job))
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

@@ -25,7 +25,7 @@ from areal_like.backends.ray.lifetime import GLOO_VARIABLE
 from areal_like.backends.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.backends.sglang.images import add_positions, forget_images
 from areal_like.backends.sglang.labels import LABELS, TokenLabels
-from areal_like.backends.sglang.routes import number_routers, record_compactly
+from areal_like.core.registry import find_modules
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
@@ -35,9 +35,8 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     """
     from sglang.srt.managers import scheduler
 
-    if arguments[0].enable_return_routed_experts:
-        record_compactly(arguments[0])
-        number_routers()
+    for _, module in find_modules("sglang"):
+        module.prepare_scheduler(arguments[0])
     scheduler.Scheduler = updating_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)
