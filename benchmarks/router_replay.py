@@ -30,6 +30,7 @@ from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.backends.sglang.process import SGLangServer
 from areal_like.backends.training.rank import make_engine
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape
 from areal_like.core.algorithms.batch import batch_of
 from areal_like.core.algorithms.losses import sft
 from areal_like.core.config.load import load
@@ -38,7 +39,6 @@ from areal_like.core.ports import listen
 from areal_like.core.rollout.joining import as_response, join_parts
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
-from areal_like.core.routes import ROUTES, RouteShape
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.core.types import Batch, LossSpec, Prompt, Reward
 from benchmarks.memory import made_model
@@ -123,7 +123,7 @@ async def served(
     arguments = server_arguments(run, model, ParallelSizes(), DEVICE, columns=[ROUTES] if routes else ())
     server = SGLangServer(ServerSpec(name, arguments, folder / f"{name}.log", token, None, LIMIT_S), "127.0.0.1")
     url, rng = await server.start(), np.random.default_rng(0)
-    sampling = Sampling(run.gconfig.max_new_tokens, 1.0, ignore_eos=True, routes=routes)
+    sampling = Sampling(run.gconfig.max_new_tokens, 1.0, ignore_eos=True, columns={ROUTES: routes} if routes else {})
     prompts = rng.integers(4, 500, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
     rates: list[float] = []
     try:

@@ -44,8 +44,8 @@ def server_on_cpu(
     from allocation import ParallelSizes
     from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
     from areal_like.backends.sglang.options import server_arguments
+    from areal_like.capabilities.router_replay.columns import ROUTES
     from areal_like.core.ports import reserve_port
-    from areal_like.core.routes import ROUTES
 
     log_file, tmp = folder / "server.log", folder / "tmp"
     tmp.mkdir()

@@ -25,7 +25,6 @@ from areal_like.core.events import span
 from areal_like.core.rollout.backends import find_backend
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import ServerSpec
-from areal_like.core.routes import ROUTES
 from areal_like.core.trainer.engine import EngineSpec, LoRA
 from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
@@ -159,7 +158,7 @@ async def _server_actors(
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = backend.arguments(config, model, plan.sizes, job.device, rank, [ROUTES] if job.routes else ())
+        command = backend.arguments(config, model, plan.sizes, job.device, rank, job.served)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

@@ -15,6 +15,7 @@ from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, unknown_expert
 from areal_like.core.algorithms.batch import batch_of, join, policy_batches
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.columns import Ragged
@@ -28,14 +29,13 @@ from areal_like.core.rollout.joining import join_parts
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.sample import Sample
 from areal_like.core.rollout.server import Piece
-from areal_like.core.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.packing import packs
 from areal_like.core.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
-SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)
+SAMPLING = Sampling(max_new_tokens=4, columns={ROUTES: SHAPE})
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
         async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 300) as pool:
             await opened(pool)
             asked = [pool.sample([1, 2], SAMPLING, inputs_from=i % 2) for i in range(4)]
-            return await asyncio.gather(*asked, pool.sample([1, 2], replace(SAMPLING, routes=None)))
+            return await asyncio.gather(*asked, pool.sample([1, 2], replace(SAMPLING, columns={})))
 
     *routed, plain = asyncio.run(run())
     assert sorted(starts, key=str) == [(1, None), (2, 0), (2, 1)]

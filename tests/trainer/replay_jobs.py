@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from trainer_jobs import Setting, engine, exported, make_batch, make_groups
 
+from areal_like.capabilities.router_replay.columns import ROUTES, unknown_expert
 from areal_like.core.algorithms.losses import sft
-from areal_like.core.routes import ROUTES, unknown_expert
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import Batch, LossSpec
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from areal_like.core.types import Ints
 
@@ -36,7 +37,7 @@ class WrongLabels(ValueError):
     """A server did not label each of an answer's tokens with a version."""
 
 
-def token_versions(runs: Runs, tokens: int) -> Ints:
+def token_versions(runs: Runs, tokens: int) -> NDArray[np.int32]:
     """Return the version of each of an answer's `tokens`, `[tokens]`.
 
     Raises WrongLabels where the labels are not that many whole numbers, none smaller than the one before.

@@ -12,10 +12,12 @@ import numpy as np
 
 from areal_like.backends.sglang import COMMAND, DOWNLOAD, GIVE_UP
 from areal_like.backends.sglang.answers import part_of
+from areal_like.backends.sglang.served import read_served, request_served
+from areal_like.core.columns import Form, Values
 from areal_like.core.images import Images
 from areal_like.core.rollout.http import Connection, encode
-from areal_like.core.rollout.server import Generation, Load, Part, WeightGroup
-from areal_like.core.routes import Routes, RouteShape
+from areal_like.core.rollout.sampling import Sampling
+from areal_like.core.rollout.server import NO_COLUMNS, Generation, Load, Part, WeightGroup
 from areal_like.core.transfer import Layout
 from areal_like.core.transfer.files import Chain, FileSource
 from areal_like.core.types import Floats, Ints
@@ -230,21 +232,19 @@ class SGLangClient:
         *,
         start: int = 0,
         cache: str | None = None,
-        shape: RouteShape | None = None,
+        columns: Mapping[str, Form] = NO_COLUMNS,
         images: Images = (),
         adapter: str | None = None,
-    ) -> tuple[Floats, Routes | None]:
-        more: Body = {} if shape is None else {"return_routed_experts": True}
+    ) -> tuple[Floats, dict[str, Values]]:
+        sampling = Sampling(1, columns=columns)
+        more: Body = request_served(sampling)
         if adapter is not None:
             more["lora_path"] = adapter
         if images:
             more["image_data"] = _as_base64(images)
         info = await self._score(tokens, timeout_s, start, more, cache)
         with self.connection.reading(GENERATE):
-            logprobs = _logprobs_of(info, tokens, start)
-            if shape is None:
-                return logprobs, None
-            return logprobs, shape.read(base64.b64decode(info["routed_experts"], validate=True), len(tokens))
+            return _logprobs_of(info, tokens, start), read_served(info, len(tokens), sampling)
 
     async def _score(self, tokens: Ints, timeout_s: float, start: int, more: Body, cache: str | None) -> Any:
         more = more if cache is None else more | {"extra_key": cache}

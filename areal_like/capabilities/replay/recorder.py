@@ -29,7 +29,7 @@ from areal_like.core.checkpoint.disk import call_disk
 from areal_like.core.checkpoint.journal import read_header
 from areal_like.core.checkpoint.state import program_version
 from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
-from areal_like.core.columns import COLUMNS
+from areal_like.core.columns import all_columns
 from areal_like.core.config.keys import with_keys
 from areal_like.core.hooks import Hook, Share, TrainingStep
 from areal_like.core.trainer.packing import alignment_of, schedule_batch
@@ -136,7 +136,7 @@ def describe_inputs(experience: Experience) -> tuple[Arrays, dict[str, list[int]
     arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
     fields_of_batch = {name: flatten(name, each) for name, each in experience.batch.fields.items()}
     arrays |= {name: array for parts in fields_of_batch.values() for name, array in parts.items()}
-    values = {name: array for name, array in arrays.items() if name.partition(".")[0] not in {*_FOLLOW, *COLUMNS}}
+    values = {name: array for name, array in arrays.items() if name.partition(".")[0] not in {*_FOLLOW, *all_columns()}}
     return values, {name: list(digest(array)) for name, array in arrays.items()}
 
 

@@ -1,21 +1,24 @@
 """The protocol of an inference server, as pool, router, weight transports and capabilities use it.
 
-A backend is a folder of `rollout/` with a `backend.py` (`backends.py`); its name is that of an allocation's backend.
+A backend is a folder of `areal_like/backends/` with a `backend.py` (`backends.py`); its name is that of an
+allocation's backend.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
+from areal_like.core.columns import Form, Values
 from areal_like.core.errors import ServerError
 from areal_like.core.images import Images
-from areal_like.core.routes import Routes, RouteShape
 from areal_like.core.transfer import Layout
 from areal_like.core.transfer.files import Chain, FileSource
 from areal_like.core.types import FinishReason, Floats, Ints
 
+NO_COLUMNS: Mapping[str, Form] = MappingProxyType({})
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
 
 
@@ -229,11 +232,11 @@ class Server(Protocol):
         *,
         start: int = 0,
         cache: str | None = None,
-        shape: RouteShape | None = None,
+        columns: Mapping[str, Form] = NO_COLUMNS,
         images: Images = (),
         adapter: str | None = None,
-    ) -> tuple[Floats, Routes | None]:
-        """Return the log-probs of `token_logprobs` and, with a `shape`, the experts that each token was computed with.
+    ) -> tuple[Floats, dict[str, Values]]:
+        """Return the log-probs of `token_logprobs`, and `columns` of these forms about the pass that computed them.
 
         `images` belong to the tokens up to `start`. `adapter` is the name of one of several that the server has.
         """

@@ -14,11 +14,11 @@ from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
 
 from areal_like.capabilities.drift.alarm import LogprobDrift
 from areal_like.capabilities.drift.hook import DriftHook, make_hook
+from areal_like.capabilities.router_replay.columns import Routes
 from areal_like.core.config.load import load
 from areal_like.core.loop import loop
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy
-from areal_like.core.routes import Routes
 from areal_like.core.types import Ints
 from areal_like.preflight import preflight
 

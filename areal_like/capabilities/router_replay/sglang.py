@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 from areal_like.backends.sglang.patch import Launch, Patch
-from areal_like.core.routes import ROUTES, route_type
+from areal_like.capabilities.router_replay.columns import ROUTES, route_type
 
 OPTION = "enable-return-routed-experts"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
