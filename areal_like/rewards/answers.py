@@ -279,8 +279,7 @@ def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         rest = one["rest"].strip(" .:") if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given) else ""
         return True if rest and _equal(rest, wanted, symbolic) else None
     if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given):
-        letters = ((match[1] or match[2] or match[3]).upper() for match in (one, other))
-        return len(set(letters)) == 1
+        return len({(match[1] or match[2] or match[3]).upper() for match in (one, other)}) == 1
     return bool(other["rest"].strip()) and _equal(given, other["rest"].strip(" .:"), symbolic)
 
 

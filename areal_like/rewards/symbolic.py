@@ -41,7 +41,7 @@ def equal(given: str, wanted: str) -> bool:
     if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
         roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
         return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
-    names = [getattr(each[0], "free_symbols", set()) for each in parsed]
+    names: list[set[Any]] = [getattr(each[0], "free_symbols", set()) for each in parsed]
     if (
         all(isinstance(each[0], sympy.core.relational.Relational | sympy.And) for each in parsed)
         and names[0] != names[1]
