@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from areal_like.capability import Known, check_capabilities
+from areal_like.core.exclusions import find_excluded
+from areal_like.preflight.exclusions import RUN
 from areal_like.preflight.host_memory import check_host_memory
 from areal_like.preflight.machine import check_machine
 from areal_like.preflight.options import check_options
@@ -21,7 +23,7 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     config, device, plan, spec, tokenizer = known.config, known.device, known.plan, known.model, known.tokenizer
     algorithms, trained = list(known.algorithms.values()), [it for own in known.prompts.values() for it in own]
     yield from check_machine(config, device, plan, dry_run=known.dry_run)
-    yield from check_several_adapters(config, algorithms)
+    yield from check_several_adapters(config)
     yield from check_teacher(config, algorithms[0], tokenizer, trained, plan)
     yield from check_options(config, device, spec, plan)
     yield from check_roles(views)
@@ -29,4 +31,5 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     yield from check_host_memory(config, device, plan, known.models)
     yield from check_workflow(config, dry_run=known.dry_run)
     yield from check_resume(config, trained, plan, known.steps)
+    yield from find_excluded(RUN, known)
     yield from check_capabilities(known)

@@ -1,39 +1,28 @@
 """Checks options of SGLang that the configuration sets, against the layout, the model and the device."""
 
-import os
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.core.config.findings import finding
-from areal_like.core.config.schema import OWN_FILES, RunConfig, WeightUpdateConfig
+from areal_like.core.config.findings import check_variable, finding
+from areal_like.core.config.schema import OWN_FILES, RunConfig
 from areal_like.core.rollout.backends import backend_of
 from areal_like.core.types import Device
 from areal_like.preflight.lora import check_lora
-from areal_like.preflight.served_adapters import check_served_adapters
 from areal_like.preflight.served_layout import check_served_family
 
 
 def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, plan: Plan | None) -> Iterator[Finding]:
     """Check options that SGLang would refuse or ignore, and adapters."""
     yield from check_lora(config, spec, plan)
-    yield from check_served_adapters(config, device, spec, plan)
-    yield from _download(config.weight_update)
+    if config.weight_update.url not in (None, OWN_FILES):
+        yield from check_variable("weight_update.token_variable", config.weight_update.token_variable)
     yield from backend_of(config).check(config, device, spec)
     if spec is not None:
         yield from check_served_family(device, spec, "actor.path")
     if plan is not None:
         yield from _router(config, len(plan.engine("rollout").servers))
-
-
-def _download(update: WeightUpdateConfig) -> Iterator[Finding]:
-    """Check the token with which servers download weights."""
-    variable = update.token_variable
-    if update.url not in (None, OWN_FILES) and variable is not None and variable not in os.environ:
-        message = f"the environment variable {variable} is not set"
-        help = f"export {variable} before the start, or write weight_update.token_variable=null"
-        yield finding("RUN-UPDATE-TOKEN", "weight_update.token_variable", message, help)
 
 
 def _router(config: RunConfig, servers: int) -> Iterator[Finding]:

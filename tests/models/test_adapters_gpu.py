@@ -26,7 +26,7 @@ from areal_like.backends.sglang import COMMAND
 from areal_like.core.config.schema import ALL_LINEAR
 from areal_like.core.trainer.engine import LoRA
 from areal_like.core.transfer import ONLY_ADAPTER as ONLY
-from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
+from areal_like.preflight.exclusions import SERVED, SERVED_EXPERTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 RANK, ALPHA = 8, 16.0

@@ -54,6 +54,7 @@ CORE_ORDER = [
     "registry",
     "user_code",
     "config",
+    "exclusions",
     "algorithms",
     "checkpoint",
     "hooks",

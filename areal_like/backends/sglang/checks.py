@@ -21,15 +21,10 @@ def check_section(config: RunConfig, device: Device, model: ModelSpec | None) ->
 
 
 def _server(sglang: SGLangConfig, device: Device) -> Iterator[Finding]:
-    attention, key, on_cpu = sglang.attention_backend, "sglang.attention_backend", device == "cpu"
-    if on_cpu and attention not in (None, "torch_native"):
-        yield finding("RUN-CPU-ATTENTION", key, f"SGLang has no {attention} attention on CPU", nearest=["torch_native"])
-    if on_cpu and sglang.deterministic:
-        message = "SGLang has no deterministic inference on CPU"
-        yield finding("RUN-CPU-DETERMINISTIC", "sglang.deterministic", message, nearest=["false"])
-    if not on_cpu and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
+    attention, key = sglang.attention_backend, "sglang.attention_backend"
+    if device == "cuda" and sglang.deterministic and attention not in (None, *DETERMINISTIC_ATTENTION):
         message = f"SGLang's {attention} attention is not deterministic"
-        yield finding("RUN-SGLANG-DETERMINISTIC", key, message, nearest=DETERMINISTIC_ATTENTION)
+        yield finding("RUN-SGLANG-OPTION", key, message, nearest=DETERMINISTIC_ATTENTION)
     for problem in check_server_options(sglang.extra_args, device=device):
         yield option_finding("sglang.extra_args", problem)
 

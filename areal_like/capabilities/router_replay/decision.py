@@ -2,32 +2,69 @@
 
 from collections.abc import Iterator, Mapping
 
-from allocation.diagnostics import Finding
-from allocation.model_spec import ModelSpec
-from allocation.plan import Plan
 from areal_like.capabilities.router_replay.columns import MOST_EXPERTS, ROUTES, RouteShape
 from areal_like.capabilities.router_replay.schema import RouterReplayKeys
 from areal_like.capability import Known
-from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.exclusions import Feature
 from areal_like.job import Job
 
 KEY = "rollout.router_replay"
-_OVERRIDES = "actor.megatron.override_transformer_config"
-_FUSED = "moe_router_fusion"
+_AUTO, _FUSED = f"{KEY}=auto", "moe_router_fusion"
 # Families whose routers give the softmax scores of the experts that they chose, which the FSDP part replaces.
 FSDP_FAMILIES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 
 
-def find_routes(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> tuple[RouteShape | None, str]:
+def _mode(config: RunConfig) -> str:
+    return with_keys(config.rollout, RouterReplayKeys).router_replay
+
+
+def _experts(known: Known) -> int:
+    return (known.model.experts or 0) if known.model is not None else 0
+
+
+def _is_on_fsdp(known: Known) -> bool:
+    return known.plan is not None and known.plan.engine("actor").backend == "fsdp"
+
+
+def _untested_routes(known: Known) -> str | None:
+    """Return the family if the FSDP trainer does not replay its routes."""
+    spec = known.model
+    routed = spec is not None and spec.experts and _is_on_fsdp(known)
+    return spec.family if spec and routed and spec.family not in FSDP_FAMILIES else None
+
+
+def _fuses_routers(known: Known) -> bool:
+    options = known.config.actor.megatron.override_transformer_config
+    return bool(_experts(known) and options.get(_FUSED)) and not _is_on_fsdp(known)
+
+
+_replay = Feature[Known]("RUN-REPLAY", f"{KEY}=on", KEY, lambda it: _mode(it.config) == "on" and it.model is not None)
+# The first row that holds turns router replay off where it is automatic.
+EXCLUDES = (
+    _replay.excludes("a dense model", lambda it: not _experts(it), "the model has no experts", _AUTO),
+    _replay.excludes("many experts", lambda it: _experts(it) > MOST_EXPERTS and _experts(it),
+        f"the model has {{}} experts; router replay supports at most {MOST_EXPERTS}", _AUTO),
+    _replay.excludes("weight_update.adapters=true", lambda it: _experts(it) and it.config.weight_update.adapters,
+        "no test compares the routes of servers that add adapters to experts", _AUTO),
+    _replay.excludes("the FSDP trainer", _untested_routes,
+        f"it replays routes of {', '.join(sorted(FSDP_FAMILIES))}, and the model is a {{}}", _AUTO),
+    _replay.excludes(f"actor.megatron.override_transformer_config.{_FUSED}", _fuses_routers,
+        "the routers run in kernels that cannot replay experts", _AUTO),
+)  # fmt: skip
+
+
+def find_routes(known: Known) -> tuple[RouteShape | None, str]:
     """Return the form of the routes that servers return; None, and the reason, where none are replayed."""
-    if _mode(config) == "off":
+    spec = known.model
+    if _mode(known.config) == "off":
         return None, "rollout.router_replay=off"
     if spec is None:
         return None, "the model's config.json is missing, so its experts are unknown"
-    if problem := _problem(config, spec, plan):
-        return None, problem[1]
+    for row in EXCLUDES:
+        if reason := row.find_reason(known):
+            return None, f"{row.excludes.name}: {reason}"
     dense = set(spec.dense_layers)
     layers = tuple(layer for layer in range(spec.layers) if layer not in dense)
     return RouteShape(spec.layers, layers, spec.experts_per_token, spec.experts), ""
@@ -35,16 +72,8 @@ def find_routes(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
 
 def find_served(known: Known) -> Mapping[str, RouteShape]:
     """Return the form of the routes by the name of their column, {} where none are replayed."""
-    shape, _ = find_routes(known.config, known.model, known.plan)
+    shape, _ = find_routes(known)
     return {} if shape is None else {ROUTES: shape}
-
-
-def check(known: Known) -> Iterator[Finding]:
-    """Check that a run that asks for replay can have it."""
-    config, spec = known.config, known.model
-    if _mode(config) == "on" and spec is not None and (problem := _problem(config, spec, known.plan)):
-        code, message = problem
-        yield finding(code, KEY, message, f"set {KEY}=auto", nearest=["auto"])
 
 
 def describe(job: Job) -> Iterator[str]:
@@ -56,31 +85,19 @@ def describe(job: Job) -> Iterator[str]:
         of = f"{shape.chosen} of {shape.experts} experts in {layers:,} layer{'s' * (layers != 1)}"
         yield f"expert routes: {of}, {shape.token_bytes:,} bytes per token; the actor replays them"
     elif model is None or model.experts:
-        _, reason = find_routes(job.config, model, job.plan)
+        _, reason = find_routes(_known(job))
         yield f"expert routes are not replayed: {reason} ({KEY})"
 
 
-def _mode(config: RunConfig) -> str:
-    return with_keys(config.rollout, RouterReplayKeys).router_replay
-
-
-def _problem(config: RunConfig, spec: ModelSpec, plan: Plan | None) -> tuple[str, str] | None:
-    """Return the code and the reason why routes cannot be replayed."""
-    if not spec.experts:
-        return "RUN-REPLAY-DENSE", "the model has no experts"
-    if spec.experts > MOST_EXPERTS:
-        message = f"the model has {spec.experts} experts; router replay supports at most {MOST_EXPERTS}"
-        return "RUN-REPLAY-EXPERTS", message
-    if config.weight_update.adapters:
-        message = "no test compares the routes of servers that add adapters to experts (weight_update.adapters)"
-        return "RUN-REPLAY-ADAPTERS", message
-    if plan is not None and plan.engine("actor").backend == "fsdp":
-        if spec.family in FSDP_FAMILIES:
-            return None
-        known = ", ".join(sorted(FSDP_FAMILIES))
-        return "RUN-REPLAY-FSDP", f"the FSDP trainer replays routes of {known}, and the model is a {spec.family}"
-    overrides = config.actor.megatron.override_transformer_config
-    if overrides.get(_FUSED):
-        message = f"{_OVERRIDES}.{_FUSED} runs the routers in kernels that cannot replay experts"
-        return "RUN-REPLAY-FUSED", message
-    return None
+def _known(job: Job) -> Known:
+    models, none = job.models, {}  # type: ignore[var-annotated]
+    return Known(
+        config=job.config,
+        device=job.device,
+        plan=job.plan,
+        models=models,
+        tokenizer=None,
+        algorithms=none,
+        prompts=none,
+        steps=0,
+    )

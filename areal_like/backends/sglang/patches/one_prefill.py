@@ -25,7 +25,7 @@ def prefilling_once() -> type:
     from sglang.srt.managers.schedule_batch import NextBatchPlan
     from sglang.srt.managers.schedule_policy import match_prefix_for_req
 
-    class PrefillingOnce(scheduler.Scheduler):  # type: ignore[misc,name-defined]
+    class PrefillingOnce(scheduler.Scheduler):
         waiting_queue: list[Any]
         delayed = 0  # passes since a request could have been prefilled
 

@@ -37,7 +37,7 @@ def labelling_scheduler() -> type:
     """Return SGLang's Scheduler, which knows the version that it runs, `version`, and labels tokens with it."""
     from sglang.srt.managers import scheduler
 
-    class LabellingScheduler(scheduler.Scheduler):  # type: ignore[misc,name-defined]
+    class LabellingScheduler(scheduler.Scheduler):
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
@@ -116,7 +116,7 @@ def labelling_updater() -> type:
     from areal_like.backends.sglang.loading import renew_copies
     from areal_like.backends.sglang.receiving import receive_broadcast, receive_checkpoint, receive_exported
 
-    class LabellingUpdater(scheduler.SchedulerWeightUpdaterManager):  # type: ignore[misc,name-defined]
+    class LabellingUpdater(scheduler.SchedulerWeightUpdaterManager):
         def init_weights_update_group(self, request: Any) -> Any:
             if interface := os.environ.get(WEIGHTS_INTERFACE_VARIABLE):
                 os.environ[GLOO_VARIABLE] = interface  # of this group alone: all others exist

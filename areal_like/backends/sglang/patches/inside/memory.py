@@ -108,7 +108,7 @@ def updater_with_requests() -> type:
     """Return SGLang's weight updater, which can release memory while requests wait, and keeps their slots."""
     from sglang.srt.managers import scheduler
 
-    class UpdaterWithRequests(scheduler.SchedulerWeightUpdaterManager):  # type: ignore[misc,name-defined]
+    class UpdaterWithRequests(scheduler.SchedulerWeightUpdaterManager):
         bring_back: Any = None  # of `keep`, while the memory is released
 
         def release_memory_occupation(self, request: Any) -> Any:
