@@ -64,7 +64,7 @@ def backend_names() -> tuple[str, ...]:
 @cache
 def find_backend(name: str = DEFAULT) -> ServerBackend:
     """Return a backend by its name."""
-    backend: ServerBackend = import_module(f"areal_like.core.rollout.{name}.backend").BACKEND
+    backend: ServerBackend = import_module(f"areal_like.backends.{name}.backend").BACKEND
     return backend
 
 
