@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from areal_like.backends.sglang import http as client
 from areal_like.backends.sglang.answers import Piece
 from areal_like.backends.sglang.http import Deadline
+from areal_like.capabilities.agents.provenance import Generated, Responses
 from areal_like.core.algorithms.batch import batch_of, join, policy_batches
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.columns import Ragged
@@ -32,7 +33,6 @@ from areal_like.core.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.packing import packs
 from areal_like.core.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
-from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
 SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)
