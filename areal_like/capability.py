@@ -1,6 +1,7 @@
 """Capabilities of a run: their checks, and their hooks in the training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from areal_like.core.exclusions import Exclusion, find_excluded
 from areal_like.core.hooks import Hook
 from areal_like.core.registry import find_modules
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.protocol import MakesWorkflows, Score
+from areal_like.core.rollout.single_turn import SingleTurns
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Device, Prompt
@@ -71,6 +74,10 @@ class Started:
     say: Callable[[str], None]
 
 
+type OpenWorkflows = Callable[[Job, ServerPool, Score], AbstractAsyncContextManager[MakesWorkflows]]
+"""Return the workflows of a run, or of one of several adapters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
@@ -79,6 +86,9 @@ class Capability:
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
     none of it.
+    `workflows` makes those of a run while its context is open, given a function for messages and the directory of logs;
+    the first capability that has them replaces the built-in workflow. `scores_episodes` tells whether a workflow's
+    episodes, named as in the configuration, are scored by the section `reward` too.
     `uses_reference` tells whether a run needs the section `ref` for it. `served` are the forms of the columns that
     servers return for it, `describe` lines of the startup report.
     """
@@ -87,6 +97,10 @@ class Capability:
     excludes: Sequence[Exclusion[Known]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
+    workflows: Callable[[Job, Callable[[str], None], Path], AbstractAsyncContextManager[OpenWorkflows] | None] = (
+        lambda job, say, logs: None
+    )
+    scores_episodes: Callable[[RunConfig, str], bool] = lambda config, workflow: False
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
     served: Callable[[Known], Mapping[str, Form]] = lambda known: {}
     describe: Callable[[Job], Iterable[str]] = lambda job: ()
@@ -112,6 +126,21 @@ def make_hooks(started: Started) -> list[Hook]:
 def make_stream(job: Job) -> PromptStream | None:
     """Return the stream of prompts that a capability makes, None where none does."""
     return next((stream for each in capabilities() if (stream := each.stream(job)) is not None), None)
+
+
+def open_workflows(job: Job, say: Callable[[str], None], logs: Path) -> AbstractAsyncContextManager[OpenWorkflows]:
+    """Return the factory of a run's workflows as a context, which holds their processes."""
+    found = (each.workflows(job, say, logs) for each in capabilities())
+    return next((own for own in found if own is not None), nullcontext(_single_turns))
+
+
+def _single_turns(job: Job, pool: ServerPool, score: Score) -> AbstractAsyncContextManager[MakesWorkflows]:
+    return nullcontext(SingleTurns(pool, score))
+
+
+def scores_episodes(config: RunConfig, workflow: str) -> bool:
+    """Return whether the section `reward` scores episodes of a workflow."""
+    return any(each.scores_episodes(config, workflow) for each in capabilities())
 
 
 def uses_reference(config: RunConfig) -> bool:

@@ -23,6 +23,7 @@ import torch
 import typer
 
 from areal_like.backends.ray.lifetime import run_lifetime
+from areal_like.capabilities.agents.make import Workflows
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.gc_tuning import gc_tuned
@@ -32,7 +33,6 @@ from areal_like.core.rollout.single_turn import SingleTurn
 from areal_like.core.types import Prompt, Reward
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
-from areal_like.workflows.make import Workflows
 from benchmarks.report import save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version, start_server
 

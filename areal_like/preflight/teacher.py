@@ -51,7 +51,7 @@ def check_teacher(
         )
     if teacher.path is not None and tokenizer is not None and is_local(teacher.path):
         yield from _tokenizer(teacher.path, tokenizer)
-    if teacher.hint_field is not None and "workflow" not in config.workflows:
+    if teacher.hint_field is not None and config.played_by is None:
         yield from _hint(teacher.hint_field, prompts)
 
 
@@ -100,7 +100,7 @@ def _longest_hinted(
 ) -> tuple[Prompt, int] | None:
     """Return the prompt with the longest text of prompt and hint, and its tokens; None without hints."""
     with_hint = [prompt for prompt in prompts if value_at(prompt.row, field) is not None]
-    if "workflow" in config.workflows or not with_hint:
+    if config.played_by is not None or not with_hint:
         return None
     longest = max(with_hint, key=lambda prompt: len(str(value_at(prompt.row, field))) + len(prompt.tokens))
     return longest, len(hinted_tokens(config.train_dataset, tokenizer, longest, field))

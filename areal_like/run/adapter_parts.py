@@ -9,12 +9,12 @@ from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Collectors, Policy, state_of
 from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.protocol import MakesWorkflows
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.run.collecting import evaluation_sets, make_collector
-from areal_like.workflows.make import Workflows
 
 
 def make_adapter_parts(
@@ -22,7 +22,7 @@ def make_adapter_parts(
     state: RunState,
     trainers: Mapping[str, Trainer],
     sync: WeightSync,
-    scoring: Mapping[str, tuple[Rewards, Workflows]],
+    scoring: Mapping[str, tuple[Rewards, MakesWorkflows]],
     tasks: asyncio.TaskGroup,
 ) -> Parts:
     """Return the parts of a run; its adapters have trainers and scoring by name, and share the rest."""

@@ -11,12 +11,12 @@ from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy
 from areal_like.core.loop.prompt_results import PromptResults
 from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
+from areal_like.core.rollout.protocol import MakesWorkflows
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
-from areal_like.workflows.make import Workflows
 
 
 def make_parts(
@@ -25,7 +25,7 @@ def make_parts(
     trainer: Trainer,
     sync: WeightSync,
     rewards: Rewards,
-    workflows: Workflows,
+    workflows: MakesWorkflows,
     tasks: asyncio.TaskGroup,
     teacher: Teacher | None = None,
     results: PromptResults | None = None,

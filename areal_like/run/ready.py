@@ -7,18 +7,18 @@ from typing import NamedTuple
 from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.protocol import MakesWorkflows
 from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.transfer.files import FileSource
 from areal_like.rewards.scoring import Rewards
-from areal_like.workflows.make import Workflows
 
 
 class Scoring(NamedTuple):
     """Judges of responses, and the workflows that use them."""
 
     rewards: Rewards
-    workflows: Workflows
+    workflows: MakesWorkflows
 
 
 @dataclass(frozen=True)

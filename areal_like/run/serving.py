@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from areal_like.backends.ray.interfaces import own_host
+from areal_like.backends.ray.interfaces import own_address, own_host
+from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.ray.run import RunCluster
 from areal_like.backends.sglang.teacher import Teacher
 from areal_like.backends.transports.deltas.file_server import FileServer
@@ -22,7 +23,6 @@ from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.run.start import Scorer
-from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 
 def make_pool(job: Job, urls: list[str], token: str) -> ServerPool:
@@ -71,7 +71,9 @@ async def make_file_source(cluster: RunCluster, config: RunConfig) -> AsyncItera
 
 def _own_host(interface: str | None) -> str:
     """Return this host's address for the servers of the run. Raises ClusterError."""
-    return own_address() if interface is None else own_host(interface)
+    if interface is not None:
+        return own_host(interface)
+    return own_address("Set cluster.interface to an interface that all nodes have")
 
 
 def make_reward_model(

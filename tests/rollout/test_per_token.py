@@ -15,6 +15,7 @@ from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_like.capabilities.agents.provenance import Generated, Responses
 from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, unknown_expert
 from areal_like.core.algorithms.batch import batch_of, join, policy_batches
 from areal_like.core.algorithms.types import Algorithm
@@ -32,7 +33,6 @@ from areal_like.core.rollout.server import Piece
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.packing import packs
 from areal_like.core.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
-from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
 SAMPLING = Sampling(max_new_tokens=4, columns={ROUTES: SHAPE})

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 
+from areal_like.capabilities.agents.group import Rollout
 from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.rollout import http, pool, router
@@ -23,7 +24,6 @@ from areal_like.core.rollout.single_turn import SingleTurn
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.rollout.token_ledger import token_ledger
 from areal_like.core.types import Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.group import Rollout
 
 STOP, ENDLESS = 7, 50
 STEPS, BATCH = 4, 4
