@@ -9,7 +9,6 @@ from pathlib import Path
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.checkpoint.recovery import Recovery
 from areal_like.core.columns import Form
@@ -27,6 +26,7 @@ from areal_like.core.weights.sync import WeightSync
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.job import Job
 from areal_like.metrics.record import Record
+from areal_like.rewards.teacher import Teacher
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.checkpoint.state import RunState
 from areal_like.core.loop.evaluation import EvaluationSet
 from areal_like.core.loop.prompt_results import PromptResults
@@ -12,6 +11,7 @@ from areal_like.core.rollout.pool import Sampling
 from areal_like.core.rollout.protocol import MakesWorkflows
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.job import Job
+from areal_like.rewards.teacher import Teacher
 
 
 def make_collector(

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.capability import make_stream
 from areal_like.core.checkpoint.journal import Journal
 from areal_like.core.checkpoint.state import RunState
@@ -16,6 +15,7 @@ from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
+from areal_like.rewards.teacher import Teacher
 from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.protocol import MakesWorkflows
@@ -12,6 +11,7 @@ from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.transfer.files import FileSource
 from areal_like.rewards.scoring import Rewards
+from areal_like.rewards.teacher import Teacher
 
 
 class Scoring(NamedTuple):

@@ -12,7 +12,6 @@ from urllib.parse import quote
 from areal_like.backends.ray.interfaces import own_address, own_host
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.ray.run import RunCluster
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.backends.transports.deltas.file_server import FileServer
 from areal_like.core.config.schema import OWN_FILES, RunConfig
 from areal_like.core.rollout.backends import DEFAULT
@@ -22,6 +21,7 @@ from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
+from areal_like.rewards.teacher import Teacher
 from areal_like.run.start import Scorer
 
 

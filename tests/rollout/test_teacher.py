@@ -24,7 +24,6 @@ from areal_like.backends.sglang.options import teacher_arguments
 from areal_like.backends.sglang.patch import SCORE, split_flags
 from areal_like.backends.sglang.process import SGLangServer
 from areal_like.backends.sglang.server import SGLangClient
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig, TeacherConfig
 from areal_like.core.errors import RunError
@@ -32,6 +31,7 @@ from areal_like.core.rollout.http import session
 from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 from areal_like.demo.init_model import write_init_model
+from areal_like.rewards.teacher import Teacher
 
 pytestmark = pytest.mark.covers("distillation")
 
@@ -190,7 +190,7 @@ def test_an_openai_server_echoes_the_prompt_with_log_probs() -> None:
 def test_a_response_that_cannot_be_scored_is_not_trained(
     monkeypatch: pytest.MonkeyPatch, answer: Any, fault: str, words: str
 ) -> None:
-    monkeypatch.setattr("areal_like.backends.sglang.teacher.PAUSE_S", 0.01)
+    monkeypatch.setattr("areal_like.rewards.teacher.PAUSE_S", 0.01)
     said: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
@@ -207,7 +207,7 @@ def test_a_response_that_cannot_be_scored_is_not_trained(
 
 
 def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("areal_like.backends.sglang.teacher.PAUSE_S", 0.01)
+    monkeypatch.setattr("areal_like.rewards.teacher.PAUSE_S", 0.01)
     statuses = iter([503, 503, 200])
 
     async def handler(request: web.Request) -> web.Response:

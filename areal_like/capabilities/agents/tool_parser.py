@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from areal_like.backends.sglang.http import Unavailable
 from areal_like.capabilities.agents.conversation import parsed_arguments
 from areal_like.capabilities.agents.session import ParseTools, Refused
 from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import ServerPool
 
 PARSING_TIMEOUT_S = 60.0

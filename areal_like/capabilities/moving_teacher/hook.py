@@ -4,7 +4,6 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from areal_like.backends.sglang.teacher import Teacher
 from areal_like.capabilities.moving_teacher.schema import MovingKeys
 from areal_like.capability import Started
 from areal_like.core.config.keys import with_keys
@@ -12,6 +11,7 @@ from areal_like.core.config.schema import RunConfig
 from areal_like.core.hooks import Hook, TrainingStep
 from areal_like.core.trainer.remote import Trainer
 from areal_like.metrics.record import Record
+from areal_like.rewards.teacher import Teacher
 
 
 class MovingTeacher(Hook):
