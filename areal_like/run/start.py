@@ -31,6 +31,7 @@ from areal_like.core.config.schema import (
 )
 from areal_like.core.events import span
 from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.served_form import Convert, served_form
 from areal_like.core.trainer.engine import EngineSpec, LoRA
 from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
@@ -53,9 +54,15 @@ async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: Traine
     )
     address, port = await ranks.call_one(0, "listen", ranks.meeting_host, phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
-    sender = partial(make_sender, job.config.weight_update.transport)
+    sender = partial(make_sender, job.config.weight_update.transport, convert=_conversion(job, role))
     await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
     return Trainer(ranks)
+
+
+def _conversion(job: Job, role: TrainerRole) -> Convert | None:
+    """Return the function that makes weights into the form of the servers, None where it is the trainer's."""
+    form = served_form(job.config) if role == "actor" else None
+    return form and form.convert(job.models[role], job.plan.engine("rollout").sizes)
 
 
 def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
@@ -76,6 +83,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         seed=job.config.seed,
         total_steps=job.config.updates(role, job.steps),
         adapters=tuple(job.config.adapters) if role == "actor" else (),
+        shape=job.models.get(role),
     )
 
 
@@ -159,11 +167,12 @@ async def _server_actors(
 ) -> WorkerGroup:
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, sizes = job.config, job.plan.engine("rollout").sizes
-    limit = config.rollout.startup_timeout_s
+    limit, form = config.rollout.startup_timeout_s, served_form(config)
+    options = form and form.options(job.models["actor"], sizes)
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
+        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None, form=options)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
