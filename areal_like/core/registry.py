@@ -1,9 +1,9 @@
 """Finds the folders of `areal_like/capabilities/`, and `areal_like/interop/`: each adds what the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
-CAPABILITY, `sglang.py` with PATCH, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `foreign_keys.py`
-with FOREIGN_KEYS, and `codes.toml`. A folder that was deleted is simply not there, and neither is one that needs it:
-NEEDS of its `__init__.py` has the names.
+CAPABILITY, `sglang.py` with PATCH, `served.py` with `make_form`, `commands.py` with COMMANDS, `interface.py` with
+INTERFACE, `foreign_keys.py` with FOREIGN_KEYS, and `codes.toml`. A folder that was deleted is simply not there, and
+neither is one that needs it: NEEDS of its `__init__.py` has the names.
 """
 
 from collections.abc import Iterator, Sequence

@@ -25,6 +25,7 @@ from areal_like.core.events import span
 from areal_like.core.rollout.backends import find_backend
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import ServerSpec
+from areal_like.core.served_form import Convert, served_form
 from areal_like.core.trainer.engine import EngineSpec, LoRA
 from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
@@ -48,9 +49,15 @@ async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: Traine
     )
     address, port = await ranks.call_one(0, "listen", ranks.meeting_host, phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
-    sender = partial(make_sender, job.config.weight_update.transport)
+    sender = partial(make_sender, job.config.weight_update.transport, convert=_conversion(job, role))
     await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
     return Trainer(ranks)
+
+
+def _conversion(job: Job, role: TrainerRole) -> Convert | None:
+    """Return the function that makes weights into the form of the servers, None where it is the trainer's."""
+    form = served_form(job.config) if role == "actor" else None
+    return form and form.convert(job.models[role], job.plan.engine("rollout").sizes)
 
 
 def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
@@ -71,6 +78,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         seed=job.config.seed,
         total_steps=job.config.updates(role, job.steps),
         adapters=tuple(job.config.adapters) if role == "actor" else (),
+        shape=job.models.get(role),
     )
 
 
@@ -154,11 +162,12 @@ async def _server_actors(
 ) -> WorkerGroup:
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, plan = job.config, job.plan.engine("rollout")
-    limit, backend = config.rollout.startup_timeout_s, find_backend(plan.backend)
+    limit, backend, form = config.rollout.startup_timeout_s, find_backend(plan.backend), served_form(config)
+    options = form and form.options(job.models["actor"], plan.sizes)
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = backend.arguments(config, model, plan.sizes, job.device, rank, job.served)
+        command = backend.arguments(config, model, plan.sizes, job.device, rank, job.served, options)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

@@ -46,6 +46,34 @@ SHARED = {
     "shared_prompts_fsdp_0.6b_h200": "FSDP",
 }
 
+COMMANDS = (  # claim, hardware, command
+    (
+        "Updates of a model with 64 experts (5.8B): pause, share of the link's speed, by IPC handles",
+        "1 H200",
+        "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes ipc --rounds 3",
+    ),
+    (
+        "The same over NCCL",
+        "2 H200",
+        "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
+    ),
+    (
+        "Seconds of recorded steps beside unrecorded ones, in turns in one run",
+        "CPU",
+        "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40",
+    ),
+    (
+        "FP8 rollouts at Qwen3-8B's shape: tokens per second beside bfloat16, log-probs, bytes and pause of updates",
+        "1 H200",
+        "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6",
+    ),
+    (
+        "Learning with FP8 rollouts beside bfloat16: once with this command and once without `rollout.dtype`",
+        "1 H200",
+        "areal-like run examples/math/gsm8k_grpo_qwen3_0.6b.yaml rollout.dtype=fp8 actor.use_decoupled_loss=true",
+    ),
+)
+
 TREE_SHAPES = {
     "last": "all before turn 8",
     "halves": "two at a time, before turns 3, 5 and 7",
@@ -75,6 +103,10 @@ def sections() -> Iterator[str]:
         yield SETTINGS_OF_STEPS
         head = ["Shape", "Tokens", "Settings", "Tokens/s", "Share of peak", "Log-probs/training", "Kernels", "Idle"]
         yield from table(head, settings())
+    yield BALANCE
+    yield from table(
+        ["Model", "Sequences", "Tokens", "Ranks, by tokens", "by FLOPs", "Each, by tokens", "by FLOPs"], balance()
+    )
     yield ASYNCHRONY
     yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
     yield WEIGHTS
@@ -99,6 +131,8 @@ def sections() -> Iterator[str]:
     yield from table(["Seed", "areal-like, s", "TRL, s", "Ratio", "Ratio without start-up"], demo())
     yield from learning_figures.sections()
     yield MEMORY
+    yield NOT_RUN
+    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in COMMANDS))
 
 
 def read(name: str) -> Any:
@@ -130,6 +164,15 @@ def trainer() -> Iterator[Sequence[str]]:
         found = read(name)
         memory = found["peak_gib"]["engine"] / found["peak_gib"]["bare"]
         yield shape, gpus, link(name, f"{found['ratio']:.2f}"), f"{memory:.2f}", f"{found['log_probs_ratio']:.1f}"
+
+
+def balance() -> Iterator[Sequence[str]]:
+    """Yield the spread of the cost of micro-batches."""
+    for found in read("packing_cpu")["cases"]:
+        tokens, apart, meeting = found["tokens"], found["cost"], found["cost, ranks meet"]
+        spread = link("packing_cpu", f"{tokens['ranks']:.2f}"), f"{apart['ranks']:.2f}"
+        meets = f"{tokens['micro_batches']:.2f}", f"{meeting['micro_batches']:.2f}"
+        yield found["model"], f"{found['sequences']}", f"{found['tokens_per_micro_batch']:,}", *spread, *meets
 
 
 def settings() -> Iterator[Sequence[str]]:
@@ -320,6 +363,7 @@ two measurements in one run. `python docs/generate/figures.py` writes this page.
 - [Curriculum and single rollouts](#curriculum-and-single-rollouts)
 - [Killed runs](#killed-runs)
 - [Memory](#memory)
+- [Not run yet](#not-run-yet)
 
 ## Trainer
 
@@ -332,6 +376,12 @@ SETTINGS_OF_STEPS = """
 Steps of one engine with other micro-batches, recomputation and kernels, interleaved in one process, at a learning rate of 0
 (`python -m benchmarks.expert_settings`): loss and gradient norm are equal. The share of peak counts the model's products, not
 recomputed ones; the file has the formula. Kernels and idle time of the GPU are those of a step under torch's profiler.
+"""
+BALANCE = """
+Cost of packed micro-batches of long-tailed lengths over 8 data-parallel ranks (`python -m benchmarks.packing`), balanced by tokens
+and by FLOPs, which grow with the square of a length: the largest rank over the mean, and for ranks that wait for each other in every
+micro-batch (FSDP, expert parallelism) the sum of the largest of each. 1 is the optimum, and a batch whose longest sequence costs more
+than a micro-batch's mean cannot reach it.
 """
 ASYNCHRONY = """
 ## Asynchronous and synchronous runs
@@ -396,6 +446,11 @@ TRL = """
 ## Demo beside TRL
 
 Seconds until the demo's evaluation reward reaches 0.9, on 2 CPU cores (`python -m benchmarks.demo_vs_trl`).
+"""
+NOT_RUN = """
+## Not run yet
+
+Commands for claims that have no result file yet, because no GPU or no idle CPU was available.
 """
 MEMORY = """
 ## Memory

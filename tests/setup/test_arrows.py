@@ -24,8 +24,13 @@ ORDER = [
     "data",
     "backends",
     "job",
+<<<<<<< HEAD
     "metrics",
     "exits",
+=======
+    "served_form",
+    "rollout",
+>>>>>>> experts-moved
     "rewards",
     "capability",
     "preflight",

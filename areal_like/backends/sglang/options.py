@@ -134,10 +134,11 @@ def server_arguments(
     device: str,
     index: int = 0,
     columns: Collection[str] = (),
+    form: Mapping[str, object] | None = None,
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for server `index` of the run, whose answers have `columns` beside tokens.
 
-    Each server draws its own random numbers.
+    Each server draws its own random numbers. `form` are options for another form of weights.
     """
     sglang, context_length = config.sglang, config.context_length
     # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
@@ -160,6 +161,7 @@ def server_arguments(
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
+        **(form or {}),
     }
     for patch in all_patches():
         options |= patch.options(config, columns)

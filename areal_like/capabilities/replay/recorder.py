@@ -32,7 +32,7 @@ from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
 from areal_like.core.columns import all_columns
 from areal_like.core.config.keys import with_keys
 from areal_like.core.hooks import Hook, Share, TrainingStep
-from areal_like.core.trainer.packing import alignment_of, schedule_batch
+from areal_like.core.trainer.packing import alignment_of, ranks_meet, schedule_batch
 from areal_like.core.types import Batch
 from areal_like.job import Job
 
@@ -166,6 +166,8 @@ def schedule_arrays(job: Job, batch: Batch) -> Arrays:
         dp=plan.sizes.dp,
         alignment=alignment_of(plan.backend, plan.sizes, rows),
         multiple=at_once if is_megatron and plan.sizes.vpp > 1 else 1,
+        model=job.models.get("actor"),
+        meet=ranks_meet(plan.backend, plan.sizes),
     )
     sequences = [sequence for rank in schedule for part in rank for sequence in part]
     counts = [[len(part) for part in rank] for rank in schedule]

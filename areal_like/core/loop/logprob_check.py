@@ -7,6 +7,7 @@ import numpy as np
 from areal_like.core.algorithms.batch import batch_of
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import LogprobMismatch
+from areal_like.core.served_form import served_form
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Trajectory
 
@@ -18,7 +19,8 @@ RESPONSES = 16  # the longest ones: some kinds of rope differ only there
 
 def allowed_logprob_diff(config: RunConfig) -> float:
     """Return the largest mean distance, in nats, that is taken for rounding."""
-    return config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
+    form = served_form(config)
+    return config.rollout.max_logprob_diff or (form.logprob_diff if form else ROUNDING[config.actor.dtype])
 
 
 async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequence[Trajectory]) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from areal_like.core.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.core.events import span
 from areal_like.core.rollout.http import AFTERMATH_S, Deadline
+from areal_like.core.served_form import Convert, Weights
 from areal_like.core.transfer import Layout
 from areal_like.core.transfer.files import FileSource
 
@@ -82,11 +83,27 @@ def make_sync(transport: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec
     return getattr(module, TRANSPORTS[transport][0])(trainer, pool, spec)
 
 
-def make_sender(transport: str, engine: TrainEngine, rank: int, address: str) -> Any:
-    """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none."""
+@dataclass(frozen=True)
+class Converted:
+    """The weights of an engine in another form, for senders."""
+
+    engine: TrainEngine
+    convert: Convert
+
+    def weights(self) -> Weights:
+        """Yield the converted weights on every rank."""
+        return self.convert(self.engine.weights())
+
+
+def make_sender(transport: str, engine: TrainEngine, rank: int, address: str, convert: Convert | None = None) -> Any:
+    """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none.
+
+    The servers get the weights as `convert` makes them.
+    """
     name = TRANSPORTS[transport][1]
+    sent = engine if convert is None else Converted(engine, convert)
     return name and getattr(import_module(f"areal_like.backends.transports.{transport}.rank"), name)(
-        engine, rank, address
+        sent, rank, address
     )
 
 
