@@ -57,7 +57,7 @@ async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: Traine
 def _conversion(job: Job, role: TrainerRole) -> Convert | None:
     """Return the function that makes weights into the form of the servers, None where it is the trainer's."""
     form = served_form(job.config) if role == "actor" else None
-    return form and form.convert(job.models[role], job.plan.engine("rollout").sizes)
+    return None if form is None else form.convert(job.models[role], job.plan.engine("rollout").sizes)
 
 
 def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
@@ -163,7 +163,7 @@ async def _server_actors(
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, plan = job.config, job.plan.engine("rollout")
     limit, backend, form = config.rollout.startup_timeout_s, find_backend(plan.backend), served_form(config)
-    options = form and form.options(job.models["actor"], plan.sizes)
+    options = None if form is None else form.options(job.models["actor"], plan.sizes)
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank

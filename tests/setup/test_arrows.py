@@ -24,13 +24,8 @@ ORDER = [
     "data",
     "backends",
     "job",
-<<<<<<< HEAD
     "metrics",
     "exits",
-=======
-    "served_form",
-    "rollout",
->>>>>>> experts-moved
     "rewards",
     "capability",
     "preflight",
@@ -59,6 +54,7 @@ CORE_ORDER = [
     "user_code",
     "config",
     "exclusions",
+    "served_form",
     "algorithms",
     "checkpoint",
     "hooks",

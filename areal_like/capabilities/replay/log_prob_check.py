@@ -7,7 +7,7 @@ tokens after it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.replayer import Replay
-from areal_like.core.routes import ROUTES
+from areal_like.core.columns import all_columns
 from areal_like.core.types import Trajectory
 
 OUTLIER = 30.0  # times the median distance, from which on a token is no longer near its version
@@ -73,19 +73,18 @@ class LogProbCheck:
             if not places:
                 continue
             about = f"trajectory {number} (group {item.group_id}, sample {item.sample})"
-            nearest = {
-                place: min(by_version, key=lambda version, at=place: by_version[version][at]) for place in places
-            }
+            nearest = {place: _nearest(by_version, place) for place in places}
             relabelled = {
                 place
                 for place, version in nearest.items()
                 if version != labels[place] and CLEAR * by_version[version][place] < own[place]
             }
             rest = known[places[0] : end].sum()
-            if ROUTES in item.columns and not relabelled and len(places) >= SEVERAL and 2 * len(places) > rest:
+            inputs = [name for name in item.columns if all_columns()[name].is_input]
+            if inputs and not relabelled and len(places) >= SEVERAL and 2 * len(places) > rest:
                 token = places[0] - start
                 yield (
-                    f"step {step}: the routes of token {token - 1} of {about}, or of its prompt, are not those of its "
+                    f"step {step}: the {inputs[0]} of token {token - 1} of {about}, or of its prompt, are not those of its "
                     f"generation: log-probs from token {token} on differ by up to {own[places].max():.2g}"
                 )
                 continue
@@ -104,3 +103,7 @@ def _before_update(versions: NDArray[np.int32]) -> NDArray[np.bool]:
     first = versions[made][0] if made.any() else -1
     changed: NDArray[np.bool] = np.logical_or.accumulate(made & (versions != first))
     return ~changed
+
+
+def _nearest(by_version: Mapping[int, NDArray[np.float64]], place: int) -> int:
+    return min(by_version, key=lambda version: float(by_version[version][place]))

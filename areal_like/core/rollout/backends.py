@@ -27,7 +27,7 @@ class ServerBackend:
 
     `letters` are its dimensions in an allocation. `connect` makes the client of a server from (name, url, session,
     rank, turn, aftermath_s, host_timeout_s), which `areal_like/core/rollout/http.py` describes; `actor` runs it.
-    `arguments` returns those of a server of the policy from (config, model, sizes, device, index, columns), and
+    `arguments` returns those of a server of the policy from (config, model, sizes, device, index, columns, form), and
     `scorer_arguments` those of a reward model, judge or teacher from (config, section, directory, sizes, device); None:
     such servers have another backend.
 

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from areal_like.backends.sglang.launcher import leave_out_other_models, prepare_imports
+from areal_like.backends.sglang.launcher import prepare_imports
+from areal_like.backends.sglang.patches.other_models import leave_out_other_models
 
 prepare_imports(cuda=False)
 leave_out_other_models(["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
 
 import torch  # noqa: E402
-from areal_like.backends.ray.ports import reserve_port  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
@@ -30,6 +30,7 @@ from allocation import ParallelSizes, load_model  # noqa: E402
 from areal_like.backends.sglang.loading import addresses, load  # noqa: E402
 from areal_like.capabilities.fp8.quantize import quantize_weights  # noqa: E402
 from areal_like.capabilities.fp8.served import server_options  # noqa: E402
+from areal_like.core.ports import reserve_port  # noqa: E402
 from areal_like.core.weights.buckets import Buckets  # noqa: E402
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")

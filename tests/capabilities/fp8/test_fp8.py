@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from areal_like.backends.sglang.checksum import checksum
 from running import CONFIG
 
 from allocation import ParallelSizes, load_model
@@ -23,6 +22,7 @@ from areal_like.capabilities.fp8.served import LOGPROB_DIFF, server_options
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
+from areal_like.core.transfer.checksum import checksum
 from areal_like.core.weights.buckets import Buckets
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
