@@ -85,6 +85,14 @@ def sequence_products(model: ModelSpec, length: float) -> float:
     return length * (active_parameters(model) - vocabulary(model) + scores)
 
 
+def flops_per_token(model: ModelSpec, length: float, predicted: float) -> float:
+    """Return half the FLOPs of a token in a forward pass over a sequence of `length` tokens.
+
+    Only the share `predicted` of tokens needs the output layer.
+    """
+    return sequence_products(model, length) / length + vocabulary(model) * predicted
+
+
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:
     """Return parameters of an embedding or an output layer with its rows padded to a `multiple`."""
     return -(-model.vocab_size // multiple) * multiple * model.hidden_size

@@ -7,9 +7,6 @@ from functools import cache
 from pathlib import Path
 
 from allocation.diagnostics import Finding
-from allocation.model_spec import ModelSpec
-from allocation.plan import Plan
-from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.checkpoint.recovery import Recovery
 from areal_like.core.columns import Form
 from areal_like.core.config.schema import RunConfig, TrainerRole
@@ -21,35 +18,12 @@ from areal_like.core.rollout.protocol import MakesWorkflows, Score
 from areal_like.core.rollout.single_turn import SingleTurns
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.types import Device, Prompt
 from areal_like.core.weights.sync import WeightSync
-from areal_like.data.tokenizer import Tokenizer
 from areal_like.job import Job
+from areal_like.known import Known as Known
+from areal_like.metrics.listener import Listener
 from areal_like.metrics.record import Record
 from areal_like.rewards.teacher import Teacher
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """Everything that is known before the start; None, or an empty value, where another finding has the reason.
-
-    `algorithms` and `prompts` stand by adapter, or under "" for a run with one policy.
-    """
-
-    config: RunConfig
-    device: Device
-    plan: Plan | None
-    models: Mapping[TrainerRole, ModelSpec | None]
-    tokenizer: Tokenizer | None
-    algorithms: Mapping[str, Algorithm | None]
-    prompts: Mapping[str, Sequence[Prompt]]
-    steps: int
-    dry_run: bool = False
-
-    @property
-    def model(self) -> ModelSpec | None:
-        """The actor's model."""
-        return self.models["actor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +59,7 @@ class Capability:
     `excludes` are rows of the exclusion table.
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
-    none of it.
+    none of it. `listeners` receive what the run records.
     `workflows` makes those of a run while its context is open, given a function for messages and the directory of logs;
     the first capability that has them replaces the built-in workflow. `scores_episodes` tells whether a workflow's
     episodes, named as in the configuration, are scored by the section `reward` too.
@@ -96,6 +70,7 @@ class Capability:
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     excludes: Sequence[Exclusion[Known]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
+    listeners: Callable[[Job], Iterable[Listener]] = lambda job: ()
     stream: Callable[[Job], PromptStream | None] = lambda job: None
     workflows: Callable[[Job, Callable[[str], None], Path], AbstractAsyncContextManager[OpenWorkflows] | None] = (
         lambda job, say, logs: None
@@ -121,6 +96,11 @@ def check_capabilities(known: Known) -> list[Finding]:
 def make_hooks(started: Started) -> list[Hook]:
     """Return the hooks of a run."""
     return [hook for each in capabilities() if (hook := each.hook(started)) is not None]
+
+
+def make_listeners(job: Job) -> list[Listener]:
+    """Return the listeners of a run's record. Raises RecordError."""
+    return [listener for each in capabilities() for listener in each.listeners(job)]
 
 
 def make_stream(job: Job) -> PromptStream | None:

@@ -14,12 +14,11 @@ from allocation.parameters import (
     active_parameters,
     count_held,
     distinct_stages,
+    flops_per_token,
     layers_together,
-    sequence_products,
     stage_chunks,
     stages,
     total_parameters,
-    vocabulary,
 )
 from allocation.pipeline import Ends
 from allocation.plan import ParallelSizes
@@ -154,9 +153,8 @@ def _recomputed_flops(task: Task, megatron: MegatronSettings) -> float:
 
 
 def _flops_per_token(task: Task) -> float:
-    """Return FLOPs per token and pass, divided by 2; only generated tokens need the output layer."""
-    model, mean = task.model, task.tokens / task.batch.sequences
-    return sequence_products(model, mean) / mean + vocabulary(model) * task.generated / task.tokens
+    """Return FLOPs per token and pass, divided by 2."""
+    return flops_per_token(task.model, task.tokens / task.batch.sequences, task.generated / task.tokens)
 
 
 def largest_stage(model: ModelSpec, sizes: ParallelSizes, megatron: MegatronSettings) -> tuple[Held, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
-from areal_like.capability import Known, check_capabilities
+from areal_like.capability import Known, check_capabilities, served_forms
 from areal_like.core.exclusions import find_excluded
 from areal_like.preflight.exclusions import RUN
 from areal_like.preflight.host_memory import check_host_memory
@@ -27,7 +27,8 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     yield from check_options(config, device, spec, plan)
     yield from check_roles(views)
     yield from check_sharing(config, device, plan)
-    yield from check_host_memory(config, device, plan, known.models)
+    token_bytes = sum(form.token_bytes for form in served_forms(known).values())
+    yield from check_host_memory(config, device, plan, known.models, token_bytes)
     yield from check_resume(config, trained, plan, known.steps)
     yield from find_excluded(RUN, known)
     yield from check_capabilities(known)

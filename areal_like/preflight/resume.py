@@ -22,7 +22,7 @@ from areal_like.core.config.secrets import mask
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Prompt
 from areal_like.data.dataset import fingerprints, training_steps
-from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import CONFIG_FILE
 

@@ -15,8 +15,8 @@ from areal_like.core.config.load import load
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Prompt
 from areal_like.metrics.console import View
+from areal_like.metrics.names import METRICS_FILE
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import METRICS_FILE
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.preflight.machine import FAILED_FILE, _directory
 from areal_like.preflight.resume import check_resume

@@ -24,6 +24,7 @@ ORDER = [
     "data",
     "backends",
     "job",
+    "known",
     "metrics",
     "exits",
     "rewards",

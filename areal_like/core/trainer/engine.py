@@ -161,7 +161,8 @@ class EngineSpec:
     `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
     `total_steps` is the number of optimizer steps that the learning-rate schedule spans; `weights` is a Megatron
     checkpoint that has the weights in the place of `path`; `shape` is the model's, by which micro-batches are balanced,
-    None where its files were not there before the start.
+    None where its files were not there before the start. `copy_bytes` limit the copy that
+    a checkpoint is written from, None: they do not.
     """
 
     role: TrainerRole
@@ -179,6 +180,7 @@ class EngineSpec:
     weights: Path | None = None
     adapters: tuple[str, ...] = ()
     shape: ModelSpec | None = None
+    copy_bytes: int | None = None
 
     @property
     def resting(self) -> tuple[Part, ...]:

@@ -22,6 +22,7 @@ from areal_like.capabilities.agents.playing import ENTRY
 from areal_like.capabilities.agents.workers import workers
 from areal_like.capabilities.agents.workers.processes import UserProcesses
 from areal_like.capabilities.agents.workers.remote import WorkerLimits
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.core.config.load import load
 from areal_like.core.gc_tuning import gc_tuned
 from areal_like.core.rollout.pool import Sampling
@@ -175,7 +176,9 @@ def test_a_long_run_grows_by_less_than_a_megabyte_in_a_thousand_steps(
 
     async def main() -> Counter[str]:
         server, before = FakeServer(on_generate), alive()
-        record = Record(tmp_path, "t", View(False), [Scalars(tmp_path / "metrics.jsonl")], report=True)
+        record = Record(
+            tmp_path, "t", View(False), [Scalars(tmp_path / "metrics.jsonl")], listeners=[RunPage(tmp_path)]
+        )
         async with (
             open_pool(server) as pool,
             Workflows(config, pool, score, own, print, 1000, processes) as workflows,
