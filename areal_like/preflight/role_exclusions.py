@@ -14,8 +14,8 @@ from areal_like.backends.fsdp.support import (
     rope_of_lengths,
 )
 from areal_like.backends.megatron.bridges.proven import MTP
-from areal_like.backends.sglang.architectures import served_architectures
 from areal_like.core.exclusions import Feature
+from areal_like.core.rollout.backends import find_backend
 from areal_like.preflight.view import RoleView
 
 # Families whose routers have biases that Megatron can move
@@ -80,7 +80,7 @@ def _lacks_server(view: RoleView) -> str | None:
     named = list(view.description.get("architectures") or [])
     if view.model is None or view.model.counted is None or view.role != "actor" or not named:
         return None
-    served = served_architectures()
+    served = find_backend().architectures()
     return str(named[0]) if served and served.isdisjoint(named) else None
 
 

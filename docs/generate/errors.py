@@ -70,7 +70,10 @@ def _entry(entry: Explanation) -> str:
     example = f"```text\n{entry.example}\n```"
     rows = list(describe_rows(exclusion_table(), entry.code))
     head = ["\n| Not together | Because | Set |", "|---|---|---|"] if rows else []
-    table = "".join(f"{line}\n" for line in [*head, *(f"| {' | '.join(row)} |" for row in rows)])
+    table = "".join(
+        f"{line}\n"
+        for line in [*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)]
+    )
     return f"\n### {entry.code}\n\n**{entry.title}.** {entry.cause}\n\n{example}\n\nFix: {entry.fix}\n{table}"
 
 

@@ -66,31 +66,10 @@ CORE_ORDER = [
 ]
 # What modules of the core still import from above it.
 UP = {
-    "areal_like.core.loop.gpu_sharing": {"areal_like.backends.sglang.http"},
     "areal_like.core.loop.loop": {"areal_like.metrics.record"},
     "areal_like.core.loop.step": {"areal_like.metrics.record"},
-    "areal_like.core.rollout.dispatch": {"areal_like.backends.sglang.server"},
-    "areal_like.core.rollout.pool": {"areal_like.backends.sglang.http", "areal_like.backends.sglang.server"},
-    "areal_like.core.rollout.reading": {"areal_like.backends.sglang.answers", "areal_like.backends.sglang.server"},
-    "areal_like.core.rollout.router": {
-        "areal_like.backends.sglang.answers",
-        "areal_like.backends.sglang.http",
-        "areal_like.backends.sglang.server",
-    },
-    "areal_like.core.rollout.sample": {
-        "areal_like.backends.sglang.answers",
-        "areal_like.backends.sglang.http",
-        "areal_like.backends.sglang.unusable",
-    },
     "areal_like.core.trainer.base": {"areal_like.backends.training.lora"},
     "areal_like.core.trainer.device_batch": {"areal_like.backends.training.image_inputs"},
-    "areal_like.core.weights.buckets": {"areal_like.backends.sglang.checksum"},
-    "areal_like.core.weights.checksum": {"areal_like.backends.sglang.http", "areal_like.backends.sglang.server"},
-    "areal_like.core.weights.sync": {
-        "areal_like.backends.sglang",
-        "areal_like.backends.sglang.http",
-        "areal_like.backends.sglang.weight_files",
-    },
 }
 # The same of allocation/.
 COMPILER_ORDER = [

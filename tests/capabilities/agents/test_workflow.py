@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from known import found_in
+from known_findings import found_in
 from limits import HUNG_S
 
 from areal_like.core.config.load import load

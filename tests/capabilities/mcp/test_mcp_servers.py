@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from known import found_in
+from known_findings import found_in
 from limits import HUNG_S
 from playing import ASK, Pool, score
 from scripted import tokenizer
