@@ -59,12 +59,12 @@ class Capability:
     `excludes` are rows of the exclusion table.
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
-    none of it. `listeners` receive what the run records.
-    `workflows` makes those of a run while its context is open, given a function for messages and the directory of logs;
-    the first capability that has them replaces the built-in workflow. `scores_episodes` tells whether a workflow's
-    episodes, named as in the configuration, are scored by the section `reward` too.
-    `uses_reference` tells whether a run needs the section `ref` for it. `served` are the forms of the columns that
-    servers return for it, `describe` lines of the startup report.
+    none of it. `listeners` receive the records of the run.
+    `workflows` makes the workflows of a run while its context is open, given a function for messages and the directory
+    of logs; the first capability that has them replaces the built-in workflow. `scores_episodes` tells whether a
+    workflow's episodes, named as in the configuration, are scored by the section `reward` too. `uses_reference` tells
+    whether a run needs the section `ref` for it. `served` are the forms of the columns that servers return for it,
+    `describe` lines of the startup report.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()

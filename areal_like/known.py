@@ -1,4 +1,4 @@
-"""What is known of a run before its start."""
+"""Facts about a run that are known before its start."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The command `allocation`: check, explain, memory, plan, count, groups, convert, format, explain-code.
 
-Commands import only what they need: `count` takes little longer than the start of Python.
+Commands import only the modules that they need: `count` takes little longer than the start of Python.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 >>> read("areal", "sglang.d4p1t1+d2p2t1")[0]
 'sglang:d4+megatron:d2p2'
 
-`read` lists settings that an allocation cannot hold. `write` reads back what it wrote and says where the
-two differ, so nothing is lost in silence.
+`read` lists settings that an allocation cannot hold. `write` reads back its own result and reports every
+difference, so nothing is lost in silence.
 """
 
 from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl

@@ -1,4 +1,4 @@
-"""Families of models by `model_type`: how configs differ, and what trainers and servers compute of them.
+"""Families of models by `model_type`: how configs differ, and the parts that trainers and servers compute.
 
 Each file of this folder has the FAMILIES of one maker or kind; nothing else names them.
 """
@@ -18,10 +18,10 @@ NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)  # values of a field that ask
 class Megatron:
     """A family that the Megatron trainer computes as transformers and SGLang do, as `tests/models` shows.
 
-    `fields` are the values that config.json may have, beside those of every family; `ropes` the types of its rotary
-    embedding, () for all. `one_tensor_rank`: attention cannot be split; `several_experts`: a token needs more than one;
-    `divided_heads`: SGLang computes the dimension of heads itself; `trains_mtp`: the layer for multi-token prediction
-    is trained as transformers' layers would be; `router_biases`: Megatron can move biases of its routers;
+    `fields` are the values that config.json may have, beside the values of every family; `ropes` the types of its
+    rotary embedding, () for all. `one_tensor_rank`: attention cannot be split; `several_experts`: a token needs more
+    than one; `divided_heads`: SGLang computes the dimension of heads itself; `trains_mtp`: the layer for multi-token
+    prediction is trained as transformers' layers would be; `router_biases`: Megatron can move biases of its routers;
     `named_experts`: Megatron Bridge names experts one by one. `unusable` are the bridges that cannot build it.
     `options` returns, from transformers' configuration, the options of Megatron that bridges lack or set otherwise.
     """

@@ -18,7 +18,7 @@ FAMILIES = (
 
 
 def fp8_layers(model: ModelSpec, sizes: ParallelSizes) -> frozenset[str]:
-    """Return the kinds of layers in FP8, by their Hugging Face names: those whose parts on a GPU are whole blocks.
+    """Return the kinds of layers in FP8, by their Hugging Face names: the parts of each on a GPU are whole blocks.
 
     SGLang joins queries with keys and values, and gates with their neighbours, so these stay together.
     """

@@ -102,7 +102,7 @@ def _unfused_bytes(model: ModelSpec, of: LayerKind, item: int, tp: int) -> int:
     float32 and keeps its input in it; an MLP keeps the activation beside its product with the gate (`Qwen3RMSNorm` and
     `Qwen3MLP`, transformers 5.12 `models/qwen3/modeling_qwen3.py`); attention takes as many keys and values as queries
     (`areal_like/backends/training/kernel_attention.py`), those of gpt-oss under any trainer. Tensor parallelism splits
-    heads and the MLP; every rank has whole hidden states, of which `layer_activations` counts a part (Megatron's
+    heads and the MLP; every rank has whole hidden states, but `layer_activations` counts a part of them (Megatron's
     sequence parallelism).
     """
     normed = model.head_dim * (model.heads + model.kv_heads) if model.qk_norm else 0

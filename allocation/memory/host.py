@@ -37,7 +37,7 @@ def without_offload(work: Workload) -> Workload:
 def state_items(
     role: str, resting: Footprint, work: Workload, *, saves: bool, copy_bytes: int | None = None
 ) -> Iterator[HostItem]:
-    """Yield what a rank has in host memory: offloaded state, and the copy of a checkpoint, of at most `copy_bytes`.
+    """Yield the items of a rank in host memory: offloaded state, and the copy of a checkpoint, of at most `copy_bytes`.
 
     `resting` is the footprint of its engine `without_offload`.
     """

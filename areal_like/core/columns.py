@@ -118,7 +118,7 @@ def _load_columns() -> None:
 
 
 def all_columns() -> Mapping[str, Column]:
-    """Return the columns by name, those of capabilities among them."""
+    """Return the columns by name, including the columns of capabilities."""
     _load_columns()
     return COLUMNS
 

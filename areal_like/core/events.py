@@ -1,8 +1,8 @@
 """Events: spans of time in lanes, noted where they are known anyway, kept by the run's record.
 
-A lane is who did it (`controller`, `actor 0`, `server 1`), a name what (`training`, `generating`); times are seconds
-since the epoch, by a clock that never jumps. Without a log that `recording` has opened around the run, nothing is
-noted.
+A lane names the component (`controller`, `actor 0`, `server 1`), a name the activity (`training`, `generating`); times
+are seconds since the epoch, by a clock that never jumps. Without a log that `recording` has opened around the run,
+nothing is noted.
 """
 
 import time

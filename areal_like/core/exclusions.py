@@ -13,7 +13,7 @@ _SETTING = re.compile(r"(?<![\w`])(\.?[a-z_]\w*(?:\.\w+)*)=(\[[^\]]*\]|[^\s,;]+)
 
 @dataclass(frozen=True)
 class Feature[T]:
-    """A named predicate on a run or a role; `code` is that of its findings, `key` the key that turns it on.
+    """A named predicate on a run or a role; `code` is the code of its findings, `key` the key that turns it on.
 
     A key that starts with a dot is a setting of the role.
     """

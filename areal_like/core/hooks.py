@@ -42,7 +42,7 @@ class TrainingStep:
 
 
 class Hook:
-    """A part of the loop that a capability adds, in the order of a step; it overrides what it needs.
+    """A part of the loop that a capability adds, in the order of a step; it overrides the methods it needs.
 
     A hook measures its time with `Started.record.phase`. An exception ends the run.
     """

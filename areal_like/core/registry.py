@@ -1,4 +1,4 @@
-"""Finds the folders of `areal_like/capabilities/`, and `areal_like/interop/`: each adds what the rest does not name.
+"""Finds the folders of `areal_like/capabilities/`, and `areal_like/interop/`: the rest names none of their features.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
 CAPABILITY, `sglang.py` with PATCH, `served.py` with `make_form`, `commands.py` with COMMANDS, `interface.py` with

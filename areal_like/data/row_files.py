@@ -56,7 +56,7 @@ def _find_files(path: str, split: str) -> list[str]:
 
 
 def _files_in(folder: str, split: str) -> list[str]:
-    """Return the files of a folder and its subfolders; if they are of several splits, only those in `split`."""
+    """Return the files of a folder and its subfolders; if they are of several splits, only the files of `split`."""
     every = [file for file in sorted(Path(folder).rglob("*")) if file.is_file() and not _is_hidden(file, folder)]
     found = [file for file in every if file.name.endswith(SUFFIXES) and file.name not in _ABOUT]
     if any(file.suffix == ".arrow" for file in every):

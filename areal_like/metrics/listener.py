@@ -9,7 +9,7 @@ from areal_like.metrics.samples import SampleRow
 
 
 class Listener:
-    """Receives everything that a run records, in order, in the thread that writes; it overrides what it needs.
+    """Receives everything that a run records, in order, in the thread that writes; it overrides the methods it needs.
 
     A method may raise RecordError or OSError, which is reported once under `name` and does not end the run. `files` by
     their names are listed after the last step.

@@ -30,7 +30,7 @@ class Record:
 
     `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
     `n_shown` of each evaluation are printed. A thread writes everything. If metrics cannot be written, the run ends:
-    the next call raises RecordError, and so does `close`. Failures to write events or samples, and those of
+    the next call raises RecordError, and so does `close`. Failures to write events or samples, and failures of
     `listeners`, are reported once. With `void_from` earlier records of this and later steps are void.
     """
 

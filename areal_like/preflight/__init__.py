@@ -72,7 +72,7 @@ def preflight(loaded: LoadedConfig, *, dry_run: bool = False) -> Preflight:
         *run_checks(known, views),
         *policies.check_unused(device, plan),
     ]
-    if config.adapters:  # which have checks of what they share in common
+    if config.adapters:  # whose checks repeat findings about shared settings
         findings = list(dict.fromkeys(findings))
     if plan is not None and not has_errors(findings):
         findings += try_overrides(views)

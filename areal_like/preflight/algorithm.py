@@ -19,7 +19,7 @@ _FAR_MEAN = 1.5  # a geometric mean that is further from 1 belongs to a policy w
 
 
 def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
-    """Return the algorithm that the configuration names, and what is wrong with it; None where it cannot be built."""
+    """Return the algorithm that the configuration names, and findings about it; None where it cannot be built."""
     name = config.algorithm
     if name not in ALGORITHMS and ":" not in name:
         message = f"the algorithm {name!r} is unknown; a function of your own is written {FORM}"

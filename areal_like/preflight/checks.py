@@ -18,7 +18,7 @@ from areal_like.preflight.view import RoleView
 
 
 def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
-    """Check machine, model, layout and options, and what capabilities check."""
+    """Check machine, model, layout and options, and run the checks of capabilities."""
     config, device, plan, spec, tokenizer = known.config, known.device, known.plan, known.model, known.tokenizer
     algorithms, trained = list(known.algorithms.values()), [it for own in known.prompts.values() for it in own]
     yield from check_machine(config, device, plan, dry_run=known.dry_run)

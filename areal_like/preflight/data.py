@@ -1,4 +1,4 @@
-"""The data of a run, read and tokenised, and what its size and lengths mean for the run."""
+"""The data of a run, read and tokenised, and the checks of its size and lengths."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -181,7 +181,7 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
-    """Yield what a server's context must hold: tokens, and the key that requires them, with its value."""
+    """Yield each length that a server's context must hold, in tokens, and the key that requires it, with its value."""
     own, most = config.evaluator.datasets, config.gconfig.max_new_tokens
     if (episode := config.longest_episode) is not None:
         yield episode, "episode.max_tokens", episode

@@ -1,4 +1,4 @@
-"""The whole exclusion table: rows on runs, on roles, and those of capabilities."""
+"""The whole exclusion table: rows on runs, on roles, and the rows of capabilities."""
 
 from typing import Any
 

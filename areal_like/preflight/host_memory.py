@@ -53,7 +53,7 @@ def check_host_memory(
 ) -> Iterator[Finding]:
     """Check that this machine has memory for all processes of the run on a node, unless the run is on others.
 
-    `token_bytes` are those of a token's columns that servers return for capabilities.
+    `token_bytes` is the size of a token's columns that servers return for capabilities.
     """
     if config.scheduler.type == "ray" or (device == "cuda" and not gpu_count()):
         return

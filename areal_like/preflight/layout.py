@@ -23,8 +23,7 @@ from areal_like.preflight.memory import memory_settings, of_trainer
 from areal_like.preflight.view import Models, RoleView, view_roles
 
 _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
-# Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and what else
-# helps.
+# Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and other fixes.
 _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", ("give them the same number of GPUs",)),
     "ALLOC-CLUSTER-SIZE": (

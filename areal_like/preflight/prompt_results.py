@@ -1,4 +1,4 @@
-"""Checks of what depends on the results of earlier steps by prompt, such as single rollouts."""
+"""Checks of features that depend on the results of earlier steps by prompt, such as single rollouts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ def check_visits(
 ) -> Iterator[Finding]:
     """Warn of a run in which hardly any prompt, or value of `field`, comes twice, so that earlier results are missing.
 
-    `key` is what uses the results, `more` a further fix.
+    `key` is the key whose feature uses the results, `more` a further fix.
     """
     visits = training_steps(config, len(prompts)) * config.train_dataset.batch_size
     different = int(prompt_keys(prompts, field).max(initial=-1)) + 1

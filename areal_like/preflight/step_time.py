@@ -18,7 +18,7 @@ from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.preflight.layout import workloads
 
 _WORTH = 0.9  # the share of the present time below which other settings are printed
-_ROOMY = 1.1  # a GPU's bytes over those that its name promises
+_ROOMY = 1.1  # a GPU's bytes over the bytes that its name promises
 
 
 def describe_step(

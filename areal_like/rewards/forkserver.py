@@ -1,6 +1,6 @@
 """The process that reward workers are forked from: it preloads their imports and kills processes they leave behind.
 
-It has one thread and runs no user code. Orphans of a worker, whatever their session, group or environment, become
+It has one thread and runs no user code. Orphans of a worker, in any session, group or environment, become
 children of this process and are killed once the worker has ended. When the parent process ends or closes its end of the
 control socket, this process kills all its descendants and exits.
 

@@ -59,9 +59,9 @@ class RewardPool:
     """Calls functions in processes; as a context manager, plain or asynchronous, it leaves no process behind.
 
     `workers` is None for one per core. Time limits, in seconds, start when a worker receives a call, not when the call
-    is queued; every call ends, whatever the processes do. A call fails if its worker and the worker's children exceed
-    `memory_mb`. The output of calls goes to `log`, up to its size limit. `preload` lists modules that most calls need.
-    `prepare` is a module, a caching function in it, and the function's argument; all workers share the result.
+    is queued; every call ends, even if its processes hang or die. A call fails if its worker and the worker's children
+    exceed `memory_mb`. The output of calls goes to `log`, up to its size limit. `preload` lists modules that most calls
+    need. `prepare` is a module, a caching function in it, and the function's argument; all workers share the result.
     """
 
     def __init__(

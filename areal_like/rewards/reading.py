@@ -100,7 +100,7 @@ def read_response(text: str) -> str:
 
 
 def read_reference(text: str) -> list[str]:
-    """Return what can be the answer of a reference: the marked one, the text as a whole, or the numbers at its end."""
+    """Return the possible answers of a reference: the marked one, the text as a whole, or the numbers at its end."""
     if (marked := _find_marked(text)) is not None:
         return [marked.strip()]
     return [found.strip() for found in _read_end(text)] if _is_prose(text) else [text.strip()]
@@ -160,9 +160,9 @@ def _is_heading(line: str, rest: str, *, earlier: bool) -> bool:
 
 
 def _read_end(text: str) -> list[str]:
-    """Return what can be the answer of a text without a mark, the most likely one last.
+    """Return the possible answers of a text without a mark, the most likely one last.
 
-    It stands after `the answer is`, or is a result or an expression in the last sentence with one.
+    An answer stands after `the answer is`, or is a result or an expression in the last sentence with one.
     """
     text = re.sub(r"^\s*#+\s", "", text[-_END:], flags=re.M).rstrip()
     phrases = [

@@ -28,8 +28,8 @@ def equal(given: str, wanted: str) -> bool:
     """Return whether an answer equals the reference. May take long or never return.
 
     Only math-verify's LaTeX grammar reads the answers; its other reader would evaluate them as Python. Decimals are
-    exact, because math-verify rounds to six places, and what it finds equal has to agree in numbers, because it takes
-    small numbers for 0.
+    exact, because math-verify rounds to six places, and answers that it finds equal have to agree in numbers, because
+    it takes small numbers for 0.
     """
     wanted, given = _one_logarithm(wanted, given)
     parsed = [parse(f"${_exact(text)}$", [LatexExtractionConfig()], parsing_timeout=None) for text in (wanted, given)]

@@ -89,7 +89,7 @@ def _download(name: str, umask: str) -> int:
     try:
         os.umask(int(umask, 8))  # the hub's cache may be shared with others, unlike the run's directory
         print(snapshot_download(name))
-    except (OSError, httpx.HTTPError) as error:  # those of the hub are both
+    except (OSError, httpx.HTTPError) as error:  # the errors of the hub are both
         print(error)
         return NOT_DOWNLOADED
     return 0

@@ -43,7 +43,7 @@ def open_sinks(job: Job, void_from: int | None) -> list[StatsSink]:
 
 @contextmanager
 def recording(record: Record) -> Iterator[None]:
-    """Record what the body does and how it ends."""
+    """Record the events of the body, and how it ends."""
     try:
         with record.recording():
             yield

@@ -56,7 +56,7 @@ def end_children(kept: Set[int] = frozenset()) -> None:
 def kill_orphans(kept: Set[int], cleaners: dict[int, float]) -> bool:
     """Kill this process's children except `kept`; return whether there are any.
 
-    `cleaners` has those that clean up after a dead process, with the time when they were first seen.
+    `cleaners` has the children that clean up after a dead process, with the time when they were first seen.
     """
     orphans, present = children() - kept, time.monotonic()
     for pid in cleaners.keys() - orphans:

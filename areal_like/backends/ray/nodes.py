@@ -41,10 +41,10 @@ _PACKAGES = (
 class NodeReport:
     """A node's report about itself; `ahead_s` is its clock minus this host's, `missing` lists absent paths.
 
-    `unreachable` lists the addresses of other nodes that it could not connect to, and `unreachable_ports` those with a
-    port that the other node had just opened. `no_port` is the reason why it could not open a port itself,
-    `far_from_here` is the address of a port that it opened and the controller could not reach, and `own_ports` is its
-    kernel's range.
+    `unreachable` lists the addresses of other nodes that it could not connect to, and `unreachable_ports` the
+    addresses with a port that the other node had just opened. `no_port` is the reason why it could not open a port
+    itself, `far_from_here` is the address of a port that it opened and the controller could not reach, and `own_ports`
+    is its kernel's range.
     """
 
     host: str

@@ -1,11 +1,12 @@
 """One SGLang server: ``python -m areal_like.backends.sglang.launcher <arguments of sglang.launch_server>``.
 
-Does what ``python -m sglang.launch_server`` does, with all patches (`patch.py`), the API key from the environment and a
-rendezvous that opens no port. Where there is no CUDA, SGLang's CPU path is made to start, and to start quickly:
-SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that refuses each call
-stands in, and nothing is compiled, and every process has one thread: more of them slow small models down.
+Starts the same server as ``python -m sglang.launch_server``, with all patches (`patch.py`), the API key from the
+environment and a rendezvous that opens no port. Where there is no CUDA, SGLang's CPU path is made to start, and to
+start quickly: SGLang imports names from ``sgl_kernel`` (CUDA kernels) but calls none on this path: a module that
+refuses each call stands in, and nothing is compiled, and every process has one thread: more of them slow small models
+down.
 
-SGLang leaves files in ``TMPDIR``: whoever starts a server gives it a directory and removes that.
+SGLang leaves files in ``TMPDIR``: the process that starts a server gives it a directory and removes that.
 """
 
 import importlib.machinery

@@ -66,7 +66,7 @@ class Patch:
 
 @cache
 def all_patches() -> tuple[Patch, ...]:
-    """Return the patches of this folder, in the order of their files, then those of capabilities (`sglang.py`)."""
+    """Return the patches of this folder, by file name, then the patches of capabilities (`sglang.py`)."""
     names = sorted(file.stem for file in _FOLDER.glob("*.py") if file.stem != "__init__")
     own = [import_module(f"{__package__}.patches.{name}").PATCH for name in names]
     return (*own, *(module.PATCH for _, module in find_modules("sglang")))

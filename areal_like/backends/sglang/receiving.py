@@ -74,7 +74,7 @@ def receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
 
 
 def on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
-    """Do `work` on every rank of a server (`group`); return whether all have succeeded, and what has failed."""
+    """Do `work` on every rank of a server (`group`); return whether all have succeeded, and the failures."""
     problem = ""
     try:
         work()

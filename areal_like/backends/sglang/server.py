@@ -208,7 +208,7 @@ class SGLangClient:
     async def top_ids(
         self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0, cache: str | None = None
     ) -> tuple[Floats, Ints, Floats]:
-        """Return what `token_logprobs` does, and ids and log-probs of the `k` likeliest tokens in each place.
+        """Return the log-probs of `token_logprobs`, and ids and log-probs of the `k` likeliest tokens in each place.
 
         They are 0 up to `start`.
 

@@ -51,9 +51,9 @@ def check_workflow(known: Known) -> Iterator[Finding]:
 
 
 def scores_episodes(config: RunConfig, reference: str) -> bool:
-    """Return whether episodes that reach a limit are graded; not those of groups.
+    """Return whether episodes that reach a limit are graded; episodes of groups are not.
 
-    A workflow that cannot be loaded counts as one of episodes: a finding reports it.
+    A workflow that cannot be loaded counts as a workflow of episodes: a finding reports it.
     """
     if episode_of(config).on_timeout != "grade":
         return False

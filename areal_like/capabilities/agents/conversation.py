@@ -1,7 +1,7 @@
 """The prompt of each turn of a conversation: the earlier tokens unchanged, and the tokens of new messages.
 
-A chat template renders a whole conversation, and may render an earlier answer differently from what the model
-generated: many templates drop the thinking, trim blanks, or reformat tool calls, and even equal text may have other
+A chat template renders a whole conversation, and may render an earlier answer differently from the model's
+text: many templates drop the thinking, trim blanks, or reformat tool calls, and even equal text may have other
 tokens. Training uses the tokens that the server produced, so an answer is never rendered or encoded again. To find the
 tokens that follow an answer, the template renders the conversation with a mark in its place; the text after the mark is
 new.

@@ -374,7 +374,7 @@ def _trajectories(
 ) -> list[Trajectory]:
     """Return the trajectories of a group with numeric rewards; raise EpisodeError.
 
-    The trajectories of one recorded client are one sample, like those of an episode.
+    The trajectories of one recorded client are one sample, like the trajectories of an episode.
     """
     trajectories, max_tokens = [], context.limits.max_tokens
     samples: dict[Any, int] = {}

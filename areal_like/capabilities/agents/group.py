@@ -98,7 +98,7 @@ class Rollout:
     given = wrap_response  # its name before
 
     def __getattr__(self, name: str) -> Any:
-        """Return what a capability gives groups, such as `sandbox`; raise ValueError if the run has none of it."""
+        """Return an object of a capability for groups, such as `sandbox`; raise ValueError if the run lacks it."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name in self._given:

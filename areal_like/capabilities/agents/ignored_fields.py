@@ -14,7 +14,7 @@ _ENDS = "a response ends as the run's responses do"
 _PROMPT = "the prompt is the conversation as the chat template renders it"
 _ANSWER = "an answer has its text, its tool calls and the log-probs of its tokens"
 
-# Fields that do not change the answer, whatever their value.
+# Fields that do not change the answer, with any value.
 INERT = frozenset(
     {
         # accounts and abuse

@@ -22,7 +22,7 @@ class Provider(Protocol):
         ...
 
     def for_group(self, recipe: Any, report: Report) -> Any:
-        """Return what a group has as `rollout.NAME`."""
+        """Return the object that a group has as `rollout.NAME`."""
         ...
 
 
@@ -30,8 +30,9 @@ class Provider(Protocol):
 class Parameter:
     """A parameter of workflows by its name, PARAMETER of a capability's `parameter.py`.
 
-    `recipe` makes of the section `episode` what is sent to worker processes, None if the run has none of it; `missing`
-    says so. `for_group` says what a group uses. `error` fails an episode, which is counted under `cause`.
+    `recipe` converts the section `episode` to the data for worker processes, None if the run does not use the
+    parameter; `missing` is the message then. `for_group` is the fix for a group that asks for the parameter. `error`
+    fails an episode, which is counted under `cause`.
     """
 
     name: str

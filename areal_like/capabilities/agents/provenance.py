@@ -92,7 +92,7 @@ class Responses:
         return join_columns([*parts, as_response(tokens[end:])])
 
     def _lead_to(self, name: str, rows: Values, session: int, tokens: Ints, known: int) -> Values:
-        """Return the last rows of tokens after those of the turns that lead to them, back to the token `known`."""
+        """Return the last rows of tokens, after the rows of the turns that lead to them, back to token `known`."""
         found: list[Any] = [rows]
         while (end := len(tokens) - sum(map(len, found))) > max(known, 0):
             turns = (each for each in self.made if each.session == session)

@@ -17,7 +17,7 @@ type Shared = Sequence[tuple[object, Turn]]
 
 
 class SharedTurns:
-    """The plan of which episodes of a group start with turns of which others, and when.
+    """The plan of a group's branches: each episode's source of shared first turns, and the time of its start.
 
     Episode i branches from the episode whose number is i with the last nonzero digit, in base `width`, set to 0, at the
     branching point of that digit. It starts when that episode requests the next turn, so that all shared answers have

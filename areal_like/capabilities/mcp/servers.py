@@ -126,7 +126,7 @@ class Tools:
         return [_as_function(name, tool) for name, each in connections for tool in (await each.wait())[1]]
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
-        """Call a tool; the arguments may be those of a model's call, as JSON.
+        """Call a tool; the arguments may be the JSON text of a model's call.
 
         A call that fails because of the model's arguments, in the tool or at its time limit returns the reason as
         result. Raises McpError if the server does not start, or has ended.

@@ -1,4 +1,4 @@
-"""Checks of a teacher that follows the policy: it has the policy's shape, and what it follows moves."""
+"""Checks of a teacher that follows the policy: it has the policy's shape, and the role that it follows moves."""
 
 from collections.abc import Iterator
 

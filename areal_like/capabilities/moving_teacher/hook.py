@@ -56,7 +56,7 @@ class MovingTeacher(Hook):
 
 
 def make_hook(run: Started) -> MovingTeacher | None:
-    """Return what updates the teacher, None if it is fixed, or is the policy itself."""
+    """Return the hook that updates the teacher, None if the teacher is fixed, or is the policy itself."""
     section = run.job.config.teacher
     if run.teacher is None or section is None or not section.is_served:
         return None

@@ -31,7 +31,7 @@ type Present = Callable[[], Mapping[str, float]]
 
 @dataclass(eq=False)
 class Operations(Hook):
-    """Reports what goes wrong in a run, and measures its processes.
+    """Reports problems of a run, and measures its processes.
 
     `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes, `captured` the most
     requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU.

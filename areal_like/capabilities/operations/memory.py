@@ -16,14 +16,14 @@ MINUTE_S, MINUTES = 60.0, 30  # between two values of a series, and values of it
 PARTS = 6  # of a series, whose means have to rise one after the other
 LEAST_GROWTH, LEAST_BYTES = 0.05, 64 * MIB  # over the series: share of the memory, and bytes
 EVEN = 0.5  # least growth from part to part, as a share of the mean one: a cache that fills grows ever less
-MOST_NAMES = 64  # of metrics; of more processes those that need the most
+MOST_NAMES = 64  # of metrics; of more processes, the largest
 
 
 @dataclass(eq=False)
 class ProcessMemory:
     """The memory of this run's processes on this host, read at most every LOOK_S seconds.
 
-    Processes with one name, such as those of a server, are added up.
+    Processes with one name, such as the processes of a server, are added up.
     """
 
     read: Callable[[], Iterable[ProcessSize]]
@@ -58,7 +58,7 @@ class ProcessMemory:
         return dict(self._metrics)
 
     def growing(self) -> Alert | None:
-        """Return the alert about the process that grows the most, of those that grow steadily."""
+        """Return the alert about the fastest of the steadily growing processes, if any."""
         found = {name: per for name, series in self._series.items() if (per := growth(series)) is not None}
         if not found:
             return None

@@ -55,7 +55,7 @@ class PrometheusEndpoint(Listener):
         self._newest.values = {**self._newest.values, **scalars, "step": float(step)}
 
     def forget(self, step: int) -> None:
-        """Forget all values: those of earlier steps may be void."""
+        """Forget all values: values of earlier steps may be void."""
         self._newest.values = {}
 
     def close(self) -> None:

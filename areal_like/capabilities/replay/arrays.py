@@ -56,7 +56,7 @@ def flatten(name: str, values: Any) -> Arrays:
 
 
 def _images(images: Sequence[Sequence[bytes]]) -> Arrays:
-    """Return different images once, and the numbers of those of each trajectory."""
+    """Return different images once, and the numbers of each trajectory's images."""
     known: dict[bytes, int] = {}
     places = [known.setdefault(image, len(known)) for own in images for image in own]
     if not known:

@@ -12,7 +12,7 @@ _CHECKSUM = "sha256"
 
 
 def note_checkpoints(directory: Path) -> None:
-    """Write the checksums of checkpoints that have none yet, and remove those of checkpoints that are gone.
+    """Write the checksums of checkpoints that have none yet, and remove the checksums of deleted checkpoints.
 
     A checkpoint may be removed meanwhile. Raises RecordError.
     """
@@ -34,7 +34,7 @@ def note_checkpoints(directory: Path) -> None:
 def check_checkpoint(checkpoint: Path) -> str:
     """Raise CheckpointError, which names the file, unless a checkpoint's files have their checksums.
 
-    Returns what was checked, "" if the checkpoint has no checksums, as after a kill shortly after it was written.
+    Returns a summary of the check, "" if the checkpoint has no checksums, as after a kill shortly after it was written.
     """
     noted = checkpoint.parent / FOLDER / f"{checkpoint.name}.json"
     try:

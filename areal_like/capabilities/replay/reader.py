@@ -89,7 +89,7 @@ class RecordedRun:
 
     @cached_property
     def journal(self) -> list[Step]:
-        """The journal's steps: those of which no later resume removed the line."""
+        """The journal's steps, without steps whose line a later resume removed."""
         return list(read_steps(self.directory / JOURNAL)) if self.run else []
 
     @property

@@ -1,4 +1,4 @@
-"""The settings of a replay: those of the run, with the user's changes."""
+"""The settings of a replay: the run's settings, with the user's changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ELSEWHERE = ("recover.mode=off", "recover.replay=false", "stats_logger.console=
 
 
 def may_change(override: str) -> bool:
-    """Return whether an override changes a key that may change within a run: it does not change what is trained."""
+    """Return whether an override changes a key that may change within a run: the key does not change the training."""
     key = override.partition("=")[0]
     return any(is_below([key], allowed) for allowed in MAY_CHANGE)
 

@@ -34,7 +34,7 @@ TRAJECTORIES, INPUTS, SCHEDULE = "trajectories/", "inputs/", "schedule/"
 
 @dataclass(frozen=True)
 class StepFile:
-    """A recorded step: `arrays` by name, and `about`, whose `digests` are those of the arrays."""
+    """A recorded step: `arrays` by name, and `about`, whose `digests` are the digests of the arrays."""
 
     arrays: Mapping[str, NDArray[Any]]
     about: Mapping[str, Any] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class ReplayVerdict:
 class ReplayRequest:
     """A request to replay the steps from `first` to `last`.
 
-    `layout` are overrides that do not change what a step trains, `changes` those that do.
+    `layout` are overrides that leave a step's training unchanged, `changes` overrides that change it.
     """
 
     run: RecordedRun

@@ -23,7 +23,7 @@ MOST_EXPERTS = int(np.iinfo(np.int16).max)  # one more would be the mark of an u
 class RouteShape:
     """The form in which a model's servers return routes.
 
-    A row has `chosen` of `experts` for each of `layers`, of which those in `with_experts` have any.
+    A row has `chosen` of `experts` for each of `layers`; only the layers in `with_experts` have experts.
     """
 
     layers: int

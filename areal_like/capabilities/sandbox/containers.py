@@ -1,7 +1,7 @@
 """Sandboxes in containers, through the command lines of docker and podman.
 
 Process 1 of a container waits for the end of its standard input, which the worker process holds. When the worker ends,
-in whatever way, the container ends and is removed. The run's janitor removes containers left after SIGKILL
+in any way, the container ends and is removed. The run's janitor removes containers left after SIGKILL
 (`cluster/containers.py`). Commands run as another user than process 1, so that all of them can be killed at once.
 """
 

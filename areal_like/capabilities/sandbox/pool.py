@@ -45,7 +45,7 @@ class Pool:
         return replace(started, wait_s=time.monotonic() - began)
 
     async def close(self) -> None:
-        """Stop the sandboxes that no episode has taken; wait for those that are starting.
+        """Stop the sandboxes that no episode has taken; wait for sandboxes that are starting.
 
         Bubblewrap leaves a process, which keeps its pipes open, if it is killed while it starts.
         """

@@ -30,7 +30,8 @@ class Step:
     """The training step that made `version`: its groups, and the dataset row (`sample_id`) of each.
 
     Runs that choose prompts or baselines by earlier results also record these: the mean reward of each group, null if
-    missing, the groups dropped since the last step with their mean rewards, and what their stream of prompts adds.
+    missing, the groups dropped since the last step with their mean rewards, and the values that their stream of prompts
+    adds.
     """
 
     version: int

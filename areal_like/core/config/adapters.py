@@ -19,7 +19,7 @@ def check_adapters(config: RunConfig) -> Iterator[Finding]:
 def at_adapter(config: RunConfig, name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield findings about a run with one adapter alone, at the adapter's keys where it has sections of its own.
 
-    With the name "" they are those of a run without several adapters.
+    With the name "" the findings are about a run without several adapters.
     """
     own = config.adapters[name].model_fields_set if name else ()
 

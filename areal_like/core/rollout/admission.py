@@ -7,10 +7,11 @@ the version that the next step trains and d[0] <= d[1] <= ... the deadlines of t
     d[j] >= n + j // batch_size        for every j
 
 so training in order of deadline always meets every deadline. A group starts only if the invariant still holds with it,
-and a step may take finished groups ahead of slow ones only if it holds for what stays. Hence a slow group delays a step
-at its deadline at the latest, and nothing is ever discarded for its age. With η = 0 this is synchronous training.
+and a step may take finished groups ahead of slow ones only if it holds for the remaining groups. Hence a slow group
+delays a step at its deadline at the latest, and nothing is ever discarded for its age. With η = 0 this is synchronous
+training.
 
-A group that the algorithm does not want (`drop`) leaves its place to a new one: what waits behind it moves up, which
+A group that the algorithm does not want (`drop`) leaves its place to a new one: the groups behind it move up, which
 only loosens the invariant.
 
 With `spare` groups, so many more may start than the invariant allows. A step then takes the first `batch_size` groups

@@ -27,12 +27,12 @@ class ServerBackend:
 
     `letters` are its dimensions in an allocation. `connect` makes the client of a server from (name, url, session,
     rank, turn, aftermath_s, host_timeout_s), which `areal_like/core/rollout/http.py` describes; `actor` runs it.
-    `arguments` returns those of a server of the policy from (config, model, sizes, device, index, columns, form), and
-    `scorer_arguments` those of a reward model, judge or teacher from (config, section, directory, sizes, device); None:
-    such servers have another backend.
+    `arguments` returns the arguments of a server of the policy from (config, model, sizes, device, index, columns,
+    form), and `scorer_arguments` the arguments of a reward model, judge or teacher from (config, section, directory,
+    sizes, device); None: such servers have another backend.
 
     The rest is known before the start: `check` yields findings about the backend's own section. `architectures` returns
-    the models that it serves, empty where that is unknown, `classifiers` those that score as in transformers, and
+    the models that it serves, empty where that is unknown, `classifiers` the models that score as in transformers, and
     `on_gpus_alone` has families that it serves only there. `cached_tokens_on_cpu` returns the size of a KV cache on a
     CPU. `call_starts` has, for some of the `tool_call_parsers`, the texts with which tool calls begin. `most_captured`
     returns the sequences that CUDA graphs of a server hold from (config, servers, vocabulary); None where that is

@@ -27,7 +27,7 @@ def not_trained(response: Response) -> Response:
 
 
 def join_parts(prompt: Prompt, group_id: int, parts: Sequence[Part], reward: Reward, sample: int = 0) -> Trajectory:
-    """Concatenate the parts, at least one of which is a Response; the last Response has the finish reason."""
+    """Concatenate the parts, which include a Response; the last Response has the finish reason."""
     wholes = [part if isinstance(part, Response) else as_response(part) for part in parts]
     last = next(part for part in reversed(parts) if isinstance(part, Response))
     return Trajectory(

@@ -42,7 +42,7 @@ MOST_SESSIONS = 100_000  # that are remembered
 class ServerPool:
     """All servers of a run.
 
-    Weights change only within `interrupt`. `requests` (`weight_update.requests`) decides what happens to running
+    Weights change only within `interrupt`. `requests` (`weight_update.requests`) is the policy for running
     requests; in any case every token has the version that made it. `timeout_s` is how long a server may do nothing
     while it has requests.
     """
@@ -212,9 +212,9 @@ class ServerPool:
     ) -> Response:
         """Generate one response; requests of one `session` go to one server until it fails, which keeps their prefix.
 
-        The smallest `priority` goes first. Columns of inputs are those from the token `inputs_from` on: the caller
-        knows the others. `on_tokens` is called with tokens as they arrive. What fails is continued on another
-        server or later; raises ServerError after MOST_TRIES in a row that brought no token.
+        The smallest `priority` goes first. Columns of inputs start at the token `inputs_from`: the caller
+        knows the rows before it. `on_tokens` is called with tokens as they arrive. A failed request is continued on
+        another server or later; raises ServerError after MOST_TRIES in a row that brought no token.
         """
         affinity = None
         if session is not None:

@@ -36,9 +36,9 @@ class Sample:
     """A prompt and its response so far: `length` tokens, and the finish reason at its end.
 
     `begun` is set with its first token if that is `awaited`, else with the server's first event, and when it ends.
-    Columns of inputs are wanted of tokens from `inputs_from` on; a server that fails takes those of its tokens along,
+    Columns of inputs are wanted of tokens from `inputs_from` on; a server that fails loses the columns of its tokens,
     and the next one computes them again. With `on_tokens` the server sends each token at once, and that is called with
-    it. `images` are those of the prompt, which every server that continues the sample receives.
+    it. `images` are the images of the prompt, which every server that continues the sample receives.
     """
 
     prompt: Ints

@@ -1,7 +1,7 @@
 """The protocol of an inference server, as pool, router, weight transports and capabilities use it.
 
-A backend is a folder of `areal_like/backends/` with a `backend.py` (`backends.py`); its name is that of an
-allocation's backend.
+A backend is a folder of `areal_like/backends/` with a `backend.py` (`backends.py`); its name is the
+name of the backend in an allocation.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Generation:
     """A request of one response per input, each with an id of its own, for `Server.abort`.
 
     `params` are sampling parameters (`Sample.params`). `columns` are fields that request values per token
-    (`Column.request`). `images` are those of each input, and `adapters` the names of theirs.
+    (`Column.request`). `images` are the images of each input, and `adapters` the names of their adapters.
     """
 
     rids: Sequence[str]
@@ -220,7 +220,7 @@ class Server(Protocol):
     async def top_ids(
         self, tokens: Ints, k: int, timeout_s: float, *, start: int = 0, cache: str | None = None
     ) -> tuple[Floats, Ints, Floats]:
-        """Return what `token_logprobs` does, and ids and log-probs of the `k` likeliest tokens in each place.
+        """Return the log-probs of `token_logprobs`, and ids and log-probs of the `k` likeliest tokens in each place.
 
         They are 0 up to `start`.
         """

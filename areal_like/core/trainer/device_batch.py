@@ -50,16 +50,16 @@ class DeviceAhead:
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """One rank's share of a micro-batch on the device, t tokens of which n predict a wanted token.
+    """One rank's share of a micro-batch on the device, with t tokens; n of them predict a wanted token.
 
     `tokens`, `positions` and `padding`, True at padding, are `[1, t]`; `cu_seqlens` `[pieces + 1]`, `max_seqlen`,
     `keys` are `packing.MicroBatch`'s. `rows` are the places that predict, `labels` the tokens they predict, and
     `of_labels` `[rows, …]` the columns beside these (`columns.Use`), a row of ids of one width for each list, without
-    columns whose lists are empty. Sequences that share a place and what it predicts share a row: `expand` `[n]` is the
-    row of each wanted token, None where each has its own. `sequences` are the numbers of these tokens' sequences in the
-    batch, and each of `fields` the batch's values there, all `[n]`; `count` is n. `inputs` are columns of the t tokens,
-    also of padding. `images` are those of a vision-language model, whose `positions` may be `[4, 1, t]`. `ahead` is for
-    a layer for multi-token prediction that is trained.
+    columns whose lists are empty. Sequences that share a place and its predicted token share a row: `expand` `[n]` is
+    the row of each wanted token, None where each has its own. `sequences` are the numbers of these tokens' sequences in
+    the batch, and each of `fields` the batch's values there, all `[n]`; `count` is n. `inputs` are columns of the t
+    tokens, also of padding. `images` are the images for a vision-language model, whose `positions` may be `[4, 1, t]`.
+    `ahead` is for a layer for multi-token prediction that is trained.
     """
 
     tokens: Tensor

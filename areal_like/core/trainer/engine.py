@@ -45,7 +45,7 @@ class TrainEngine(Protocol):
     ) -> tuple[NDArray[np.int64], Floats] | None:
         """Return places in `batch.tokens` and the log-probs there: of tokens with `loss_mask` 1, or without it of all.
 
-        Probabilities are those that the batch's columns of labels and sampling describe (`columns.Use`).
+        The batch's columns of labels and sampling describe the probabilities (`columns.Use`).
 
         A sequence's first token has no log-prob. Returns None on ranks whose results another rank returns; together the
         results cover the batch. `adapted=False` computes the model without its adapters. Raises RoleError for a critic.

@@ -16,7 +16,7 @@ from areal_like.core.types import Batch
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A rank's model with its weights: `models` are its parts, of which a virtual pipeline has several."""
+    """A rank's model with its weights: `models` are its parts; a virtual pipeline has several."""
 
     spec: EngineSpec
     models: Sequence[torch.nn.Module]
@@ -24,7 +24,7 @@ class BuiltModel:
 
 
 class EngineHook:
-    """A part of an engine that a capability adds; it overrides what it needs. Every rank makes the same calls."""
+    """A capability's part of an engine; it overrides the methods that it needs. Every rank makes the same calls."""
 
     def prepare_batch(self, batch: Batch) -> Batch:
         """Return a batch before it is packed; raise ValueError for one that the model cannot compute."""

@@ -128,7 +128,7 @@ class _OfHidden(torch.autograd.Function):
             torch.mm(logits, weight, out=grad_rows)
             if ctx.needs_input_grad[1]:
                 _add_product(weight.main_grad, logits.t(), rows)
-            del logits  # before those of the next slice
+            del logits  # before the logits of the next slice
         if ctx.group and ctx.group.size() > 1:
             dist.all_reduce(grad_hidden, group=ctx.group)
         zeros = weight.new_zeros(()).expand_as(weight) if ctx.needs_input_grad[1] and ctx.zeros else None
@@ -206,7 +206,7 @@ def _measure(
     for logits, (words, support, scale) in zip(slices, rows, strict=True):
         of_words = logits.gather(1, words.clamp(min=0)).float() * _column(scale)
         parts.append((*_all_sums(logits, support, scale, valid), torch.where(words >= 0, of_words, 0.0)))
-        del logits  # before those of the next slice
+        del logits  # before the logits of the next slice
     maximum, total, weighted, of_words = (torch.cat(column) for column in zip(*parts, strict=True))
     if group and group.size() > 1:
         local_maximum = maximum.clone()

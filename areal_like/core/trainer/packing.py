@@ -65,7 +65,7 @@ class MicroBatch:
     A token that several sequences share is a row of each of them. Pieces are the nodes of trees, so they are whole
     sequences if nothing is shared; `cu_seqlens` is `[pieces + 1]` and, like `max_seqlen`, counts whole padded pieces,
     as Megatron's PackedSeqParams require. `keys` is None if each piece attends only to itself; with keys and context
-    parallelism, the pieces are those of this rank's share.
+    parallelism, the pieces are the pieces of this rank's share.
     """
 
     tokens: NDArray[np.int64]
@@ -138,7 +138,7 @@ def _join(of_family: Sequence[NDArray[np.int64]], families: Sequence[int]) -> tu
 
 
 def _costs(trees: PrefixTrees, alignment: int, model: ModelSpec) -> list[float]:
-    """Return the multiplications of each tree: a node's tokens attend to those of its path."""
+    """Return the multiplications of each tree: a node's tokens attend to the tokens of its path."""
     ends = trees.starts + _pad(trees.lengths, alignment)
     of_nodes = [
         sequence_products(model, end) - sequence_products(model, start)

@@ -73,7 +73,7 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
     """Return the trees of neighbours with the same prompt, which ends before the first trained token.
 
     If the prompts of neighbours differ in length, as for turns trained in another sequence, the shorter one counts.
-    Tokens are shared only if their columns of inputs are equal, in prompts without those that follow them
+    Tokens are shared only if their columns of inputs are equal, in prompts without the columns that follow them
     (`Column.follows_prompt`). A tree with more than `max_tokens`, with every node padded to `alignment`, is split into
     several. Nothing is shared if it would cost more tokens of padding, or more gathered keys, than it saves.
     """

@@ -57,7 +57,8 @@ class SyncSpec:
     servers, `bucket_mb` is the size of one, and `prefetch_mb` the size that the trainer gathers before servers pause.
     `exporters` are the trainer's ranks on the GPUs of each of the layout's servers; without them every rank exports.
     `full_every` is the number of versions from one full copy to the next, between which there are deltas. With a
-    `source` servers download what is written to `directory`. `adapters` has trainers of several adapters, by name.
+    `source` servers download the files that are written to `directory`. `adapters` has trainers of several adapters, by
+    name.
     """
 
     timeout_s: float

@@ -2,8 +2,8 @@
 
 SGLang 0.5.17 serves adapters by name, and an adapter with a name never changes. Here the matrices of an adapter are
 replaced while generation is paused, as the weights of a model are in the other weight updates. So requests continue,
-every token has its version, and versions have prefixes of their own (`versions.py`); SGLang keeps those of adapters
-apart. A single adapter belongs to all requests; of several, each request names its own.
+every token has its version, and versions have prefixes of their own (`versions.py`); SGLang keeps the prefixes of
+adapters apart. A single adapter belongs to all requests; of several, each request names its own.
 """
 
 from __future__ import annotations

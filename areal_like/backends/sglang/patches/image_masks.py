@@ -4,11 +4,11 @@ SGLang 0.5.17 makes a mask for such a prefill (`sglang/srt/models/gemma3_mm.py`)
 
 - its kernel skips keys behind a block of 64 or 128 queries, which cuts every longer image;
 - layers with sliding windows hide tokens of images that are longer than the window, unlike in transformers;
-- an image of which the cache holds the beginning gets a causal mask;
+- an image whose beginning is in the cache gets a causal mask;
 - the server ends at a prefill of requests with images and requests without.
 
-Here the mask is that of transformers, of a layer with a window too, and the kernel sees all keys. Only prefills of
-images take it. A generated token sees all tokens before it, so decoding and its CUDA graphs stay as they are.
+Here the mask equals the mask in transformers, in a layer with a window too, and the kernel sees all keys. Only prefills
+of images take it. A generated token sees all tokens before it, so decoding and its CUDA graphs stay as they are.
 """
 
 from __future__ import annotations

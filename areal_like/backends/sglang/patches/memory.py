@@ -1,4 +1,4 @@
-"""Release of memory under requests: SGLang 0.5.17 releases that of an idle server alone."""
+"""Release of memory under requests: SGLang 0.5.17 releases the memory of an idle server alone."""
 
 from areal_like.backends.sglang.patch import Launch, Patch
 

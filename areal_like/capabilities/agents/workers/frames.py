@@ -75,7 +75,7 @@ class Frames(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._transport, on_lost = None, self._on_lost
-        self._on_frame, self._on_lost = _ignore, _ignore  # they refer to what refers to this connection
+        self._on_frame, self._on_lost = _ignore, _ignore  # they refer to objects that refer to this connection
         on_lost()
 
     def send(self, kind: Kind, number: int, body: bytes = b"") -> None:

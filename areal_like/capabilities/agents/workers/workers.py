@@ -296,7 +296,7 @@ class Workers:
             answer = (
                 b"-the episode is over" if call is None else b"+" + await call.attempt.answer(method.decode(), question)
             )
-        except Exception as error:  # noqa: BLE001 - of whatever the user's code has asked for
+        except Exception as error:  # noqa: BLE001 - of any request of the user's code
             answer = f"-{error or type(error).__name__}".encode()
         connection.send(Kind.ANSWER, number, answer)
 

@@ -13,7 +13,7 @@ _SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
 
 
 def _template_variables(variables: dict[str, Any]) -> dict[str, Any]:
-    """Check variables of a chat template, without those that a run gives it."""
+    """Check variables of a chat template; raise ValueError for variables that the run sets."""
     if taken := {"messages", "tools", "chat_template", "add_generation_prompt"} & variables.keys():
         raise ValueError(f"variables of the template without {', '.join(sorted(taken))}, which the run gives it")
     return variables
