@@ -137,7 +137,7 @@ RUN = (
     _adapters.excludes("adapters of latent attention", _has_latent_queries,
         "SGLang adds none to queries that are not compressed (q_lora_rank: null)", f"{_TARGETS}=[{','.join(FEED_FORWARD)}] or {_MERGED}", _TARGETS),
     _adapters.excludes("adapters of experts in a model with dense layers", _dense_layers,
-        "SGLang adds none to layers without experts ({}) where there are no shared experts", _only_attention, _TARGETS),
+        "SGLang adds none to layers without experts ({}) of a model without shared experts", _only_attention, _TARGETS),
     _adapters.excludes("adapters of experts on wide servers", _wide_servers,
         "tests compare them on servers of one GPU, and the layout has servers of {}", f"{_MERGED}, or use servers of one GPU"),
 

@@ -13,7 +13,6 @@ FOLDER = "areal_like/capabilities"
 KEYS = tomllib.loads((ROOT / "areal_like/core/config/capability_keys.toml").read_text())
 NAMES = sorted(file.parent.name for file in (ROOT / FOLDER).glob("*/capability.py"))
 DELETED = [f"{FOLDER}/{name}" for name in NAMES] + [FOLDER]
-TESTS = ("tests/run/test_loop.py", "tests/run/test_train_step.py", "tests/config/test_load.py")
 
 
 @pytest.mark.parametrize("deleted", DELETED)
@@ -33,15 +32,13 @@ def test_the_rest_accepts_a_run_and_names_the_folder_of_a_missing_key(tmp_path: 
 @pytest.mark.parametrize("deleted", DELETED)
 def test_the_rest_trains(tmp_path: Path, deleted: str) -> None:
     tree = copy_tree(tmp_path, deleted, "tests/capabilities")
-    tests = run_in(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS)
-    assert tests.returncode == 0, tests.stdout[-3000:]
     script, environment = tree / "examples/math/gsm8k_rl.py", {"PYTHONPATH": str(tree)}
-    with run(tmp_path, "total_train_steps=3", script=script, env=environment) as started:
+    with run(tmp_path, "total_train_steps=2", script=script, env=environment) as started:
         assert started.end() == 0, started.output + started.errors
     assert_trained(started)
 
 
 def assert_trained(started: Run) -> None:
     """A run has made its steps and a checkpoint."""
-    assert started.steps() == [1, 2, 3]
-    assert (started.directory / "checkpoints/step-3").is_dir()
+    assert started.steps() == [1, 2]
+    assert (started.directory / "checkpoints/step-2").is_dir()

@@ -85,11 +85,11 @@ def describe(job: Job) -> Iterator[str]:
         of = f"{shape.chosen} of {shape.experts} experts in {layers:,} layer{'s' * (layers != 1)}"
         yield f"expert routes: {of}, {shape.token_bytes:,} bytes per token; the actor replays them"
     elif model is None or model.experts:
-        _, reason = find_routes(_known(job))
+        _, reason = find_routes(_make_known(job))
         yield f"expert routes are not replayed: {reason} ({KEY})"
 
 
-def _known(job: Job) -> Known:
+def _make_known(job: Job) -> Known:
     models, none = job.models, {}  # type: ignore[var-annotated]
     return Known(
         config=job.config,
