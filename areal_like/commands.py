@@ -138,14 +138,18 @@ def explain_code(
     """
     from allocation.codes import UnknownCode, find
     from areal_like.core.config.codes import explanations
-    from areal_like.core.exclusions import describe_rows
-    from areal_like.preflight.exclusion_table import exclusion_table
 
     try:
         found = find(code, explanations())
     except UnknownCode as error:
         raise typer.BadParameter(str(error), param_hint="CODE") from error
     typer.echo(found)
+    try:
+        from areal_like.core.exclusions import describe_rows
+        from areal_like.preflight.exclusion_table import exclusion_table
+    except ModuleNotFoundError as error:
+        typer.echo(f"\nThe features that exclude each other are not listed: the package {error.name} is not installed")
+        return
     for pair, because, _ in describe_rows(exclusion_table(), found.code):
         typer.echo(f"\nNot {pair}: {because}")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1] / "areal_like"
-MEGATRON, SGLANG = ROOT / "trainer/megatron/options.json", ROOT / "rollout/sglang/options.json"
+MEGATRON, SGLANG = ROOT / "backends/megatron/options.json", ROOT / "backends/sglang/options.json"
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", types.NoneType: "null"}
 _PARSED = {"int": ["a whole number"], "float": ["a number"], "human_readable_int": ["a whole number", "text"]}
 

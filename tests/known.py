@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allocation.diagnostics import Finding
-from areal_like.capability import Known
+from areal_like.capability import Known, capabilities
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.exclusions import find_excluded
 from areal_like.preflight.exclusions import RUN
@@ -21,4 +21,5 @@ def known(config: RunConfig, device: Any, model: Any = None, plan: Any = None) -
 
 def excluded(config: RunConfig, device: Any, model: Any = None, plan: Any = None) -> list[Finding]:
     """Return the findings of the exclusion table."""
-    return list(find_excluded(RUN, known(config, device, model, plan)))
+    rows = (*RUN, *(row for each in capabilities() for row in each.excludes))
+    return list(find_excluded(rows, known(config, device, model, plan)))

@@ -164,8 +164,8 @@ def test_a_wrong_layout_shows_the_compilers_finding_with_its_place(write):
             "actor.megatron.override_transformer_config.cuda_graph_impl",
             "packed micro-batches have different shapes",
         ),
-        (["sglang.attention_backend=triton"], "sglang.attention_backend", "on CPU"),
-        (["sglang.deterministic=true"], "sglang.deterministic", "on CPU"),
+        (["sglang.attention_backend=triton"], "sglang.attention_backend", "device=cpu"),
+        (["sglang.deterministic=true"], "sglang.deterministic", "device=cpu"),
         (
             ["device=cuda", "sglang.deterministic=true", "sglang.attention_backend=flex_attention"],
             "sglang.attention_backend",

@@ -32,7 +32,7 @@ SETTINGS = (
 def found(folder: Path, *overrides: str) -> dict[str, str]:
     """Message and help of every finding about the directory, by key."""
     checked = preflight(load(CONFIG, [*SETTINGS, f"cluster.fileroot={folder}", *overrides]))
-    ours = [finding for finding in checked.findings if finding.code.startswith(("RUN-RESUME-", "RUN-DIRECTORY-"))]
+    ours = [finding for finding in checked.findings if finding.code.startswith(("RUN-RESUME-", "RUN-DIRECTORY"))]
     return {str(finding.source.key).partition(" ")[0]: f"{finding.message}; {finding.help}" for finding in ours}
 
 

@@ -78,7 +78,7 @@ def test_one_has_to_be_named_and_to_be_read(write, model):
     (problem,) = errors(write(), *start(model, "null"))
     assert "and none is set" in problem.message
     (problem,) = errors(write(), *start(model, "null"), "actor.backend=fsdp:d2")
-    assert "the FSDP trainer starts from Hugging Face weights" in problem.message
+    assert "it starts from Hugging Face weights" in problem.message
 
 
 def test_a_role_starts_as_the_actor_unless_it_has_its_own(write, model, tmp_path):

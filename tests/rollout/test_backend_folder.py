@@ -19,7 +19,7 @@ SETTINGS = (
 def add_backend(folder: Path) -> Path:
     """Copy the tree and add the folder of the backend."""
     tree = copy_tree(folder)
-    added = tree / "areal_like/core/rollout/fake"
+    added = tree / "areal_like/backends/fake"
     added.mkdir()
     (added / "__init__.py").touch()
     (added / "backend.py").write_text(FAKE.read_text())

@@ -117,12 +117,13 @@ def test_tokens_that_are_scored_anew_have_the_experts_that_they_were_scored_with
         async with ServerPool([server.url], server.token, timeout_s=HUNG_S) as pool:
             (one,) = pool.servers
             return [
-                await one.token_scores(tokens, HUNG_S, start=len(LONG) - 1, cache=cache, shape=shape)
+                await one.token_scores(tokens, HUNG_S, start=len(LONG) - 1, cache=cache, columns={ROUTES: shape})
                 for cache in ("probe", "probe", None)
             ]
 
     tokens = np.array([*LONG, *range(20, 40)], np.int32)
-    for logprobs, routes in asyncio.run(run()):
+    for logprobs, columns in asyncio.run(run()):
+        routes = columns[ROUTES]
         assert routes.shape == (len(tokens), shape.layers, 2)
         replayed, own = (told.log_probs(tokens, given, 1.0).detach().numpy() for given in (routes, None))
         scored = logprobs[len(LONG) :]

@@ -21,7 +21,13 @@ from limits import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 UV = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
-FOLLOWED = {"cpu": ["cpu"], "gpu": ["cpu", "gpu"], "dev": ["dev"], "docs": ["docs"]}  # the files behind a set
+FOLLOWED = {
+    "cpu": ["cpu"],
+    "gpu": ["cpu", "gpu"],
+    "dev": ["dev"],
+    "docs": ["docs"],
+    "opentelemetry": ["opentelemetry"],
+}  # the files behind a set
 
 
 def pins(name: str) -> dict[str, str]:
@@ -65,7 +71,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, project)
     (project / "stubs").mkdir()
-    for name, version in pins("gpu").items():
+    for name, version in (pins("gpu") | pins("opentelemetry")).items():
         stub(project / "stubs", name, version)
     uv(project, "lock", "--no-build-isolation")
     return project
@@ -82,14 +88,14 @@ def test_the_lock_names_each_wheel_by_its_place(project: Path) -> None:
     """The reason why no uv.lock is kept with the sources; without a network the place is this machine's folder."""
     lock = tomllib.loads((project / "uv.lock").read_text())
     places = [package["source"]["registry"] for package in lock["package"] if "registry" in package["source"]]
-    assert set(places) == {"stubs"} and len(places) == len(pins("gpu"))
+    assert set(places) == {"stubs"} and len(places) == len(pins("gpu") | pins("opentelemetry"))
     ignored = (ROOT / ".gitignore").read_text().split()
     assert "uv.lock" in ignored
 
 
 def test_requirements_that_are_not_followed_are_of_pinned_packages() -> None:
     left_out = [entry["name"] for entry in UV["dependency-metadata"]]
-    assert left_out == sorted(set(left_out)) and set(left_out) <= pins("gpu").keys()
+    assert left_out == sorted(set(left_out)) and set(left_out) <= (pins("gpu") | pins("opentelemetry")).keys()
 
 
 @pytest.mark.parametrize("name", ["cpu", "dev", "docs"])

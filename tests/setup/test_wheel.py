@@ -74,6 +74,7 @@ def test_the_wheel_says_what_it_needs_and_gives(wheel: zipfile.ZipFile) -> None:
         "": {distribution(name) for name in PROJECT["dependencies"]},
         "cpu": pinned("cpu"),
         "gpu": pinned("cpu") | pinned("gpu"),
+        "opentelemetry": pinned("opentelemetry"),
     }
     assert len(needs[""]) <= 5
     entries = read(wheel, "entry_points.txt")
