@@ -81,7 +81,7 @@ def _lacks_server(view: RoleView) -> str | None:
     if view.model is None or view.model.counted is None or view.role != "actor" or not named:
         return None
     served = find_backend().architectures()
-    return str(named[0]) if served and served.isdisjoint(named) else None
+    return str(named[0]) if served and not {*served} & {*named} else None
 
 
 def _without_tensors(view: RoleView) -> str:

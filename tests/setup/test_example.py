@@ -41,7 +41,7 @@ def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> Non
     keys = run_in(tree, "docs/generate/capabilities.py")
     assert (
         keys.returncode == 0
-        and '["gconfig.long_tokens"]' in (tree / "areal_like/core/config/capability_keys.toml").read_text()
+        and '"gconfig.long_tokens"' in (tree / "areal_like/core/config/capability_keys.toml").read_text()
     )
 
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "rollout/long_share": 0.25}\n')
@@ -49,8 +49,9 @@ def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> Non
     assert printed.stdout == "1: 25%\n", printed.stderr
 
 
-def test_its_hook_measures_every_step_of_a_run(tmp_path: Path) -> None:
+def test_its_hook_measures_every_step_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = add_example(tmp_path)
+    monkeypatch.chdir(tree)  # where Ray's workers look for modules first
     short = ("total_train_steps=2", "warm_start=null", "gconfig.long_tokens=4", "evaluator.at_start=false")
     short += ("actor.entropy_cost=0.01",)
     script = tree / "examples/math/gsm8k_rl.py"

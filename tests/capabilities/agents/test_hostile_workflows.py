@@ -272,7 +272,7 @@ def test_a_broken_worker_is_replaced_and_costs_its_own_episodes_alone(name, writ
         "import asyncio, time\n" + BREAKS.replace("DAMAGE", damage).replace("USE", use)
     )
     config = load(write(), [f"workflow={file}:run", "episode.max_failed_share=1"]).config
-    own, own, episodes = tokenizer("plain"), 600
+    own, episodes = tokenizer("plain"), 600
 
     async def main(processes: UserProcesses) -> dict[str, float]:
         async with Workflows(config, Pool(), score, own, print, None, processes) as workflows:  # type: ignore[arg-type]
