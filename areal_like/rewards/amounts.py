@@ -24,7 +24,7 @@ _FORMS = [
         ("mixed", rf"({_INTEGER})\s*{_FRACTION}|(\d+)(?:\s+|-|\s+and\s+)(\d+)\s*/\s*(\d+)"),
         ("latex", _FRACTION),
         ("base", r"([0-9a-zA-Z]+)\s*_\s*\{?\s*(\w+?)\s*\}?(?![\w}])|([0-9a-zA-Z]+)\s+(?:in\s+)?(?:base\s*(\w+))"),
-        ("slash", rf"({_DECIMAL})\s*/\s*([-+]?{_DECIMAL})"),
+        ("slash", rf"({_DECIMAL})\s*/\s*([-+]?{_DECIMAL})|(\d+) (?:out of|in) (\d+)$"),
         ("decimal", rf"({_DECIMAL})"),
     )
 ]  # fmt: skip
@@ -53,23 +53,46 @@ _CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr",
 _CHANGING = frozenset([
     "not", "no", "nor", "between", "least", "most", "less", "more", "fewer", "greater", "under", "over", "above", "below", "up", "than", "or",
     "to", "plus", "minus", "times", "divided", "squared", "cubed", "factorial", "percentile", "half", "pi", "remainder", "negative", "without",
-    "never", "neither", "except", "out", "cannot", "any", "such", "isn", "unknown", "twice", "double", "triple",
+    "never", "neither", "except", "out", "cannot", "any", "isn", "unknown", "twice", "double", "triple",
 ])  # fmt: skip
-_UNITS: dict[str, tuple[str, Fraction]] = {}
-for _dimension, _names in {
-    "length": "mm millimeter millimetre=1 cm centimeter centimetre=10 dm=100 m meter metre=1000 km kilometer kilometre=1000000"
-    " in inch=25.4 ft foot feet=304.8 yd yard=914.4 mi mile=1609344",
-    "mass": "mg milligram=1 g gram gm=1000 kg kilogram kilo=1000000 oz ounce=28349.523125 lb pound=453592.37",
-    "time": "s sec second=1 min minute=60 h hr hour=3600 day=86400 week=604800",
-    "volume": "ml mL milliliter millilitre=1 l L liter litre=1000",
-    "money": "cent penny pennies=1 usd dollar buck=100", "euro": "eur euro=1", "pound sterling": "gbp=1", "yen": "jpy yen=1",
-    "rupee": "inr rs rupee=1", "celsius": "celsius=1", "fahrenheit": "fahrenheit=1", "power": "w W watt=1 kw kW kilowatt=1000", "angle": "degree deg=1",
-}.items():  # fmt: skip
-    for _group in re.findall(r"([^=]+)=([\d.]+)", _names):
-        for _name in _group[0].split():
-            _UNITS[_name] = _UNITS[_name + "s"] = (_dimension, Fraction(_group[1]))
-_UNITS["inches"] = _UNITS["inch"]
-_LETTERS = frozenset("mghsLlAVWJNKCFtd")  # units of one letter
+# the size of a unit, and its dimension as powers of gram, meter, second, ampere, month, ...
+_UNITS: dict[str, tuple[Fraction, dict[str, int]]] = {}
+_PREFIXES = {"k": 3, "M": 6, "G": 9, "T": 12, "c": -2, "d": -1, "m": -3, "u": -6, "n": -9, "p": -12, "f": -15}
+_LONG_PREFIXES = {"kilo": 3, "mega": 6, "giga": 9, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12}
+for _line in """m1: m,meter,metre=1 in,inch,inche=0.0254 ft,foot,feet=0.3048 yd,yard=0.9144 mi,mile=1609.344
+g1: g,gm,gram=1 kilo=1000 oz,ounce=28.349523125 lb,pound=453.59237 tonne=1000000
+s1: s,sec,second=1 min,minute=60 h,hr,hour=3600 day=86400 week,wk=604800
+month1: month,mo=1 year,yr=12 decade=120 century,centurie=1200
+m3: l,L,liter,litre=0.001 gal,gallon=0.003785411784 qt,quart=0.000946352946 pint=0.000473176473
+usd1: cent,penny,pennie=0.01 usd,dollar,buck=1
+eur1: eur,euro=1
+gbp1: gbp,sterling=1
+jpy1: jpy,yen=1
+inr1: inr,rs,rupee=1
+celsius1: celsius=1
+fahrenheit1: fahrenheit=1
+degree1: degree,deg=1
+K1: K,kelvin=1
+mol1: mol,mole=1
+A1: A,amp,ampere=1
+A1s1: C,coulomb=1
+s-1: Hz,hertz=1
+g1m1s-2: N,newton=1000
+g1m-1s-2: Pa,pascal=1000 atm=101325000 bar=100000000
+g1m2s-2: J,joule=1000 cal,calorie=4184 Wh=3600000 eV=1.602176634e-16
+g1m2s-3: W,w,watt=1000
+g1m2s-3A-1: V,volt=1000
+g1m2s-3A-2: ohm,Omega=1000
+g-1m-2s4A2: F,farad=0.001
+g1s-2A-1: T,tesla=1000""".splitlines():
+    _dimension, _, _names = _line.partition(": ")
+    for _names_of_one, _size in re.findall(r"(\S+)=(\S+)", _names):
+        for _name in _names_of_one.split(","):
+            _powers = {each: int(power) for each, power in re.findall(r"([a-zA-Z]+)(-?\d)", _dimension)}
+            _UNITS[_name] = _UNITS.setdefault(_name + "s", (Fraction(_size), _powers))
+_METRIC = frozenset(["m", "g", "s", "l", "L", "A", "C", "Hz", "N", "Pa", "J", "cal", "Wh", "eV", "W", "w", "V", "ohm", "Omega", "F", "T", "mol", "K", "bar"])
+_ALIKE = [{"gbp1", "g1"}, {"celsius1", "A1s1"}, {"fahrenheit1", "A2g-1m-2s4"}]  # one name of two units: pounds, C, F
+_LETTERS = frozenset("mghsLlAVWJNKCFTtd")  # units of one letter
 
 
 @dataclass(frozen=True)
@@ -84,6 +107,8 @@ class Amount:
     def equals(self, other: "Amount") -> bool:
         """Return whether both are one amount; a missing unit fits each, and a percentage is a number or its part."""
         if self.unit and other.unit:
+            if {self.unit, other.unit} in _ALIKE:
+                return self.value == other.value
             return self.unit == other.unit and self.value * self.factor == other.value * other.factor
         if self.is_percentage == other.is_percentage:
             return self.value == other.value
@@ -216,6 +241,8 @@ def is_unit(text: str) -> bool:
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
     if not text:
         return True
+    if r"\cdot" in text:
+        return bool(_unit(text)[0])
     text = re.sub(r"^times(?:$| as (?:many|much|long|old|far|fast|big|large|tall|high|\w+)\b)", "", text)
     text = re.sub(r"^(?:more|fewer|less|extra)(?:$|\s+(?!than\b)(?=[a-z]))|\bleft over\b", "", text, flags=re.I)
     bare = re.sub(r"(?<=[a-zA-Z])\s?\^\s*\{?-?[123]\}?|(?<=[cdkm]m)[23]\b", "", text)
@@ -230,22 +257,42 @@ def is_unit(text: str) -> bool:
     return not words or len(words[0]) > 1 or words[0] in _LETTERS or words[0] == "a"
 
 
+@functools.lru_cache(1024)
 def _unit(text: str) -> tuple[str, Fraction]:
     """Return the dimension and size of a unit; an empty dimension if it is unknown."""
-    text = re.sub(r"\s*\(.*\)$", "", text.strip().strip(".")).replace(" per ", "/").replace("{", "").replace("}", "")
+    text = re.sub(r"\s*\(.*\)$", "", text.strip().strip(".")).replace(" per ", "/")
+    text = re.sub(r"[{}]|\^(?=\s*\{?\s*\\?circ)", "", text.replace("\\cdot", " ").replace("*", " "))
     if temperature := re.match(r"degrees? ([CF])", text, re.I):
         text = "celsius" if temperature[1].lower() == "c" else "fahrenheit"
-    text = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}.get(text, text)
-    above, _, below = (part.strip() for part in text.partition("/"))
-    if below:
-        one, other = _unit(above), _unit(below)
-        return (f"{one[0]}/{other[0]}", one[1] / other[1]) if one[0] and other[0] else ("", Fraction(1))
-    power = 1
-    if match := re.fullmatch(r"(?:(sq|square|squared|cubic|cu)\.? )?(\w+?)(?:\s?\^\s?([123])|([23]))?", above):
-        power = {"s": 2, "c": 3}.get((match[1] or "").lower()[:1], int(match[3] or match[4] or 1))
-        above = match[2]
-    found = _UNITS.get(above) or _UNITS.get(above.lower())
-    return (f"{found[0]}^{power}", found[1] ** power) if found else ("", Fraction(1))
+    text = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h", "rs": "inr"}.get(text.lower(), text)
+    size, powers = Fraction(1), dict[str, int]()
+    above, *below = text.split("/")
+    for sign, part in [(1, above), *((-1, part) for part in below)]:
+        part = re.sub(r"\b(sq|square|cubic|cu)\b\.? ([a-zA-Z]+)", lambda m: f"{m[2]}^{2 if m[1][0] == 's' else 3}", part)
+        part = re.sub(r"\b([a-zA-Z]+) (squared|cubed)\b", lambda m: f"{m[1]}^{2 if m[2][0] == 's' else 3}", part)
+        if not (factors := re.findall(r"\s*([a-zA-Z]+)\s*(?:\^?\s*(-?[123]))?", part)):
+            return "", Fraction(1)
+        for name, power in factors:
+            if (found := _size_of(name)) is None:
+                return "", Fraction(1)
+            exponent = sign * int(power or 1)
+            size *= found[0] ** exponent
+            for each, of_unit in found[1].items():
+                powers[each] = powers.get(each, 0) + of_unit * exponent
+    return "".join(f"{each}{power}" for each, power in sorted(powers.items()) if power), size
+
+
+def _size_of(name: str) -> tuple[Fraction, dict[str, int]] | None:
+    """Return the size and the dimension of one unit, which may have a prefix."""
+    if found := _UNITS.get(name) or _UNITS.get(name.lower() if len(name) > 2 else name):
+        return found
+    if name[1:] in _METRIC and name[0] in _PREFIXES:
+        size, powers = _UNITS[name[1:]]
+        return size * Fraction(10) ** _PREFIXES[name[0]], powers
+    for prefix, power in _LONG_PREFIXES.items():
+        if name.lower().startswith(prefix) and (found := _UNITS.get(name.lower().removeprefix(prefix))):
+            return found[0] * Fraction(10) ** power, found[1]
+    return None
 
 
 def _compound(text: str) -> Amount | None:

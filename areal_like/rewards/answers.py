@@ -51,8 +51,9 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
         one = _COPULA.sub("", one)
     if (r"\begin{pmatrix}" in one) != (r"\begin{pmatrix}" in other):
         one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
-    if other.endswith("+ C"):
-        one = re.sub(r"\+\s*[ckK]$", "+ C", one)
+    if re.search(r"\+\s*[cCkK]$", other):  # a constant of integration
+        one, other = (re.sub(r"\+\s*[cCkK]$", "+ C", text) for text in (one, other))
+    one = _as_decimal_comma(one, other)
     one, other = (_REVERSED.sub(r"\2=\1", _CHAIN.sub(_ascending, _without_unit(text))) for text in (one, other))
     return _equal(one, other, symbolic)
 
@@ -64,8 +65,28 @@ _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:o
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
+def _points(text: str) -> list[str]:
+    """Return `p=5, q=2; p=7, q=2` as tuples in the order of the names; nothing if a text is not like that."""
+    assigned = [re.fullmatch(r"([a-zA-Z](?:_\w)?)\s*=\s*([^=<>]+)", part) for part in _elements(text)]
+    names = [match[1] for match in assigned if match]
+    width = len(set(names))
+    if not width or len(names) < len(assigned) or len(names) % width or (width == 1 or width == len(names)):
+        return []
+    groups = [dict(zip(names[at : at + width], assigned[at : at + width], strict=True)) for at in range(0, len(names), width)]
+    if any(len(group) < width for group in groups):
+        return []
+    return [f"({', '.join(match[2].strip() for _, match in sorted(group.items()) if match)})" for group in groups]
+
+
 def _tuple(vector: re.Match[str]) -> str:
     return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
+
+
+def _as_decimal_comma(given: str, wanted: str) -> str:
+    """Return `3,5` as `3.5` if the reference is one number that is not an integer."""
+    if "," in wanted or (amount := read_amount(wanted)) is None or amount.value.denominator == 1:
+        return given
+    return re.sub(r"^(\D*\d+),(\d{1,2}|\d{4,}|(?<=\b0,)\d+)(?![\d,.])", r"\1.\2", given)
 
 
 def _ascending(chain: re.Match[str]) -> str:
@@ -146,6 +167,8 @@ def _as_date(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 def _date(text: str) -> tuple[str | None, int, str] | None:
     if match := re.fullmatch(r"(\d{4})[-/](\d\d?)[-/](\d\d?)", text):
         return match[1], int(match[2]), match[3].lstrip("0")
+    if match := re.fullmatch(r"(\d\d?)/(\d\d?)/(\d{4})", text):  # the month is first
+        return match[3], int(match[1]), match[2].lstrip("0")
     month = _MONTH.search(text)
     digits = re.findall(r"(?<!\d)\d{1,2}(?!\d)|\d{4}", text)
     if month is None or re.search(r"[^\w\s,.]", text) or not 1 <= len(digits) <= 2 or len(words_in(text)) > 4:
@@ -164,12 +187,21 @@ _MONTH = re.compile(
 
 
 def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
-    one, other = _TIME.fullmatch(given), _TIME.fullmatch(wanted)
+    one, other = (_TIME.fullmatch(_NAMED_TIME.sub(_time_of_name, text)) for text in (given, wanted))
     if one is None or other is None:
         return None
     if (one[2] or "00") != (other[2] or "00") or (one[3] or "00") != (other[3] or "00"):
         return False
     return bool(_hours(one) & _hours(other))
+
+
+_NAMED_TIME = re.compile(r"(?:12(?::00)? )?\b(?:(noon)|midnight)|\s(?:o'clock )?in the (?:(morning)|afternoon|evening)", re.I)
+
+
+def _time_of_name(name: re.Match[str]) -> str:
+    if "i" not in name[0].split()[0].lower() or name[0].lower().endswith("midnight"):
+        return "12:00 pm" if name[1] else "12:00 am"
+    return " am" if name[2] else " pm"
 
 
 def _hours(time: re.Match[str]) -> set[int]:
@@ -211,11 +243,13 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare letters of a choice; the text after a letter does not decide, and text alone is compared with it."""
-    if re.fullmatch(r"[A-J]{2,6}", wanted) and re.fullmatch(r"[A-J](?:\W+[A-J])+", given):
-        return sorted(wanted) == sorted(re.findall(r"\w", given))
+    letters = [re.fullmatch(r"([A-J]+)|[A-J](?:(?:\W|\band\b)+[A-J])+", text) for text in (given, wanted)]
+    if letters[0] and letters[1] and len(wanted) > 1 and any(match[1] for match in letters if match):
+        return sorted(re.findall(r"[A-J]", wanted)) == sorted(re.findall(r"[A-J]", given))
     other = _CHOICE.fullmatch(wanted)
     if other is None or not _is_choice(other, wanted) or re.fullmatch("[a-j]", wanted):
-        return None
+        rest = one["rest"].strip(" .:") if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given) else ""
+        return True if rest and _equal(rest, wanted, symbolic) else None
     if (one := _CHOICE.fullmatch(given)) and _is_choice(one, given):
         letters = ((match[1] or match[2] or match[3]).upper() for match in (one, other))
         return len(set(letters)) == 1
@@ -281,16 +315,26 @@ def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 
 def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     r"""Compare lists without brackets, sets and unions: the same elements in any order."""
-    one, other = _elements(given), _elements(wanted)
+    one, other = (_points(text) or _elements(text) for text in (given, wanted))
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
     if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):
         return symbolic(rf"\{{{','.join(each.rpartition('=')[2] for each in one)}\}}", wanted)  # roots of an equation
     if r"\cup" in given + wanted and len(one) != len(other):
         return None
+    if len(one) != len(other) and _INEQUALITY.search(given) and _INEQUALITY.search(wanted):
+        return symbolic(*(r"\cup".join(map(_interval, each)) for each in (one, other)))
     if len(one) == len(other) == 1:
         return _equal(one[0], other[0], symbolic)
     return _same_elements(one, other, symbolic)
+
+
+def _interval(inequality: str) -> str:
+    """Return `x < a` and `x > a` as intervals."""
+    if match := re.fullmatch(r"[a-zA-Z]\s*(<|>|\\[lg]e(?![a-z]))\s*([^<>]+)", inequality):
+        ends = "[]" if "\\" in match[1] else "()"
+        return rf"(-\infty, {match[2]}{ends[1]}" if match[1] in ("<", r"\le") else rf"{ends[0]}{match[2]}, \infty)"
+    return inequality
 
 
 def _same_elements(one: Sequence[str], other: Sequence[str], symbolic: Symbolic) -> bool:

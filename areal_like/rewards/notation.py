@@ -31,9 +31,13 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\([lg])t(?![a-zA-Z])", lambda match: "<" if match[1] == "l" else ">"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
-    (r"\{,\}", ","),
+    (r"\{(?:,|\\[,; !])\}", ","),
+    (r"\\pi\s*\(", r"\\pi\\cdot("),  # else a function
+    (r"^\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])+)\s*\]$", lambda match: _matrix(match[1])),
     (r"(?<!\\)\\!\s*", ""),
     (r"(?<!\\)\\(?:[,;:> ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
+    (r"(?:(?<=\d)|(?<=[\d\s}][kM]))\s*(?:\\Omega(?![a-zA-Z])|[\u03a9\u2126])", " ohm"),
+    (r"(?<=[\d\s}])(?:\\mu\s*|[\u00b5\u03bc])(?=[a-zA-Z]\b|\\(?:text|mathrm))", "u"),
     (r"\\[hvp]space\*?\{[^{}]*\}|\\phantom\{[^{}]*\}", " "),
     (r"(?<!\\)\\[()\[\]]", ""),
     (r"\\(?:lbrace|rbrace)(?![a-zA-Z])", lambda match: r"\{" if match[0][1] == "l" else r"\}"),
@@ -43,12 +47,13 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
     (r"\\langle(?![a-z])(.*?)\\rangle", r"(\1)"),
     (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?|\bC\^\{?(\w+)\}?_\{?(\w+)\}?", lambda match: rf"\binom{{{match[1] or match[4]}}}{{{match[2] or match[3]}}}"),
+    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?|\b(\d+)C(\d+)\b|\bC\((\d+), ?(\d+)\)", lambda match: r"\binom{%s}{%s}" % tuple(each for each in match.groups() if each)),
+    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*P_\{?(\d+)\}?|\b(\d+)P(\d+)\b|\bP\((\d+), ?(\d+)\)", lambda match: r"\frac{{{0}!}}{{({0}-{1})!}}".format(*(each for each in match.groups() if each))),
+    (r"^all real (?:numbers|x) except (?:x\s*=\s*)?(.+)$", r"\\mathbb{R} \\setminus \\{\1\\}"),
     (r"\b[AP]_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\frac{\1!}{(\1-\2)!}"),
     (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"(?:,\s*(?:where|for|with)?|\bwhere|\bfor|\()\s*[a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\?(?:mathbb\s*)?\{?[NZQRC]\}?(?:\^?[+*]|_\+)?\)?\s*(\$?)$", r"\1"),
     (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:](?!.*\|.*\|)(.*)\\\}", r"\1"),
-    (r"\|([a-zA-Z])\|\s*(<|\\le)\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"-\3 \2 \1 \2 \3"),
-    (r"\|([a-zA-Z])\|\s*>\s*([\w./]+|\\(?:sqrt|frac)[\w{}]+)", r"\1 < -\2 or \1 > \2"),
     (r"\\(?:text)?color\s*\{\w+\}", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal|tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
@@ -57,6 +62,12 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
     (r"[`]+|</?(?:b|i|strong|em|u|p|br|span|div)\b[^<>]*>", ""),
 ]  # fmt: skip
+
+
+def _matrix(rows: str) -> str:
+    return r"\begin{pmatrix}%s\end{pmatrix}" % r"\\".join(row.replace(",", "&") for row in re.findall(r"\[([^\[\]]*)\]", rows))
+
+
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]
 _STYLE = re.compile(rf"\\(?:{_STYLES})\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}(?:\^\{{?([123])\}}?)?")
 _WRAPPER = re.compile(

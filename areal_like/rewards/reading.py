@@ -34,7 +34,7 @@ _NEXT_SPAN = re.compile(r",?\s*(?:and|or)?\s*")
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
 _CIRCUMSTANCE = re.compile(  # `18 by selling 9 eggs`
-    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$)|in|with|to(?= [a-z]))\s[^,=\n]*$"
+    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z]))\s[^,=\n]*$"
 )
 _CONTRAST = re.compile(r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+[$\d][^,.;\n]*")  # `18, not 17`
 _OFFER = re.compile(

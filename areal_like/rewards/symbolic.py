@@ -38,10 +38,28 @@ def equal(given: str, wanted: str) -> bool:
     if isinstance(parsed[0][0], sympy.Eq) and isinstance(parsed[1][0], sympy.FiniteSet):
         roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
         return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
+    sets = [_as_set(each[0]) for each in parsed]
+    if sets[0] is not None and sets[0] == sets[1]:
+        return True
     agree = _agree(parsed[0][0], parsed[1][0])
     if agree is not None:
         return agree
     return bool(verify(*parsed, timeout_seconds=None, allow_set_relation_comp=True))
+
+
+def _as_set(relation: Any) -> Any:
+    """Return the real numbers that fulfil inequalities in one variable, None for anything else."""
+    if isinstance(relation, sympy.Set) and not isinstance(relation, sympy.FiniteSet):
+        return relation
+    if not isinstance(relation, (sympy.core.relational.Relational, sympy.And, sympy.Or)) or isinstance(relation, sympy.Eq):
+        return None
+    if len(relation.free_symbols) != 1:
+        return None
+    name = next(iter(relation.free_symbols))
+    try:
+        return relation.subs(name, sympy.Symbol("x", real=True)).as_set()
+    except Exception:  # noqa: BLE001 - sympy raises anything for unknown relations
+        return None
 
 
 def _one_logarithm(wanted: str, given: str) -> list[str]:
