@@ -211,6 +211,8 @@ def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | N
     """Return the addend in text after a number, its scale, whether it is a percentage, and its unit; None if
     unclear."""
     added, scale = Fraction(0), Fraction(1)
+    if (attached := re.match(r"[a-zA-Z]{2}\S*", text)) and _looks_like_product(attached[0].rstrip(".,")):
+        return None
     text = text.replace("ten-thousandth", "tenthousandth")
     if (letter := re.match(r"(k|K|M|B|T|bn|mn)(?![\w^])", text)) or (
         is_money and (letter := re.match(r"\s*([kKMBT])(?![\w^])", text))
@@ -236,6 +238,11 @@ def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | N
     return (added, scale, False, text) if is_unit(text) else None
 
 
+def _looks_like_product(text: str) -> bool:
+    """Return whether letters directly behind a number are variables: powers, or a few letters that are not a unit."""
+    return (re.fullmatch(r"[a-z]{2,3}", text) is not None or "^" in text) and text not in {*_SCALES, "st", "nd", "rd", "th"} and not _unit(text)[0]
+
+
 def is_unit(text: str) -> bool:
     """Return whether words after a number only name its unit."""
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
@@ -254,6 +261,8 @@ def is_unit(text: str) -> bool:
         return False
     if "and" in lower and any(word in _WORDS or word in _PARTS for word in lower[lower.index("and") :]):
         return False
+    if words and all(len(word) == 1 for word in words):
+        return bool(_unit(text)[0])
     return not words or len(words[0]) > 1 or words[0] in _LETTERS or words[0] == "a"
 
 

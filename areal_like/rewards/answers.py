@@ -39,7 +39,7 @@ _TRUTHS = ("yes", "no", "true", "false")
 
 def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     """Return whether an answer equals the reference; `symbolic` compares expressions."""
-    one, other = plain(given), plain(wanted)
+    one, other = (_GROUND.sub("", plain(text)) for text in (given, wanted))
     if r"\pi" in one + other:
         one, other = _DEGREES.sub(r"\\frac{\1\\pi}{180}", one), _DEGREES.sub(r"\\frac{\1\\pi}{180}", other)
     moduli = [match[1] for text in (one, other) if (match := _MODULUS.search(text))]
@@ -54,12 +54,17 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     if re.search(r"\+\s*[cCkK]$", other):  # a constant of integration
         one, other = (re.sub(r"\+\s*[cCkK]$", "+ C", text) for text in (one, other))
     one = _as_decimal_comma(one, other)
+    one, other = (_join_bounds(text) for text in (one, other))
     one, other = (_REVERSED.sub(r"\2=\1", _CHAIN.sub(_ascending, _without_unit(text))) for text in (one, other))
     return _equal(one, other, symbolic)
 
 
 _VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
 _CHAIN = re.compile(r"^([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)$")
+_GROUND = re.compile(r"\s+\((?:since|because|as|from|i\.e\.)\b[^()]*\)$")
+_CONJUNCTION = re.compile(r",?\s*(?:\band\b|\\land(?![a-z])|\\wedge(?![a-z])|&)\s*")
+_BOUND = re.compile(r"([a-zA-Z])\s*(<|>|\\[lg]e\s)([^<>=]+)|([^<>=]+)(<|>|\\[lg]e\s)\s*([a-zA-Z])")
+_TURNED = {"<": ">", ">": "<", r"\le ": r"\ge ", r"\ge ": r"\le "}
 _MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
@@ -87,6 +92,19 @@ def _as_decimal_comma(given: str, wanted: str) -> str:
     if "," in wanted or (amount := read_amount(wanted)) is None or amount.value.denominator == 1:
         return given
     return re.sub(r"^(\D*\d+),(\d{1,2}|\d{4,}|(?<=\b0,)\d+)(?![\d,.])", r"\1.\2", given)
+
+
+def _join_bounds(text: str) -> str:
+    """Return `x > 1 and x < 3` as `1 < x < 3`."""
+    bounds = [_BOUND.fullmatch(part) for part in _CONJUNCTION.split(text)]
+    if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
+        return text
+    (name, sign, limit), (other_name, other_sign, other_limit) = (
+        (match[1], match[2], match[3]) if match[1] else (match[6], _TURNED[match[5]], match[4]) for match in bounds if match
+    )
+    if name != other_name or (sign in ("<", r"\le ")) == (other_sign in ("<", r"\le ")):
+        return text
+    return f"{limit} {_TURNED[sign]}{name} {other_sign}{other_limit}"
 
 
 def _ascending(chain: re.Match[str]) -> str:
@@ -195,11 +213,13 @@ def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     return bool(_hours(one) & _hours(other))
 
 
-_NAMED_TIME = re.compile(r"(?:12(?::00)? )?\b(?:(noon)|midnight)|\s(?:o'clock )?in the (?:(morning)|afternoon|evening)", re.I)
+_NAMED_TIME = re.compile(r"(?:12(?::00)? )?\b(?:(noon)|midnight)|(?:\s?o'clock)?\sin the (?:(morning)|afternoon|evening)|\s?o'clock\b", re.I)
 
 
 def _time_of_name(name: re.Match[str]) -> str:
-    if "i" not in name[0].split()[0].lower() or name[0].lower().endswith("midnight"):
+    if name[0].lower().endswith("o'clock"):
+        return ":00"
+    if name[0].lower().endswith(("noon", "midnight")) and " in the " not in name[0]:
         return "12:00 pm" if name[1] else "12:00 am"
     return " am" if name[2] else " pm"
 
@@ -233,7 +253,7 @@ def _as_amount(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     if remark := re.fullmatch(r"(.*[a-z])\s+\((.*\d.*)\)", given):  # `160 minutes (2 hours and 40 minutes)`
         one, again = read_amount(remark[1]), read_amount(remark[2])
         return one is not None and again is not None and one.equals(other) and one.equals(again)
-    if "=" in given:
+    if "=" in _outside_brackets(given) and sum("=" in each for each in _elements(given)) == 1:
         sides = [read_amount(side.strip()) for side in given.split("=")]
         if sides[0] and sides[0].equals(other) and all(side and side.unit and side.equals(sides[0]) for side in sides):
             return True
@@ -259,6 +279,8 @@ def _as_choice(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
 def _is_choice(match: re.Match[str], text: str) -> bool:
     """Return whether a letter is a choice, not a variable or an article: alone or marked, or in capitals."""
     letter, rest = match[1] or match[2] or match[3], match["rest"].strip()
+    if re.match(r"(?:and|or|&)\s+\W?[A-J]\b", rest):
+        return False
     marked = bool(match[1] or match[2]) or re.match(r"\w[.):]", text) is not None
     return (not rest and (letter.isupper() or marked or len(text) == 1)) or (
         bool(rest) and marked and not rest.startswith(("^", "_", "+", "-", "*", "/", "=", "\\", ",", "(", "'"))
@@ -307,15 +329,20 @@ def _as_coordinates(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     values = [] if _split_bracket(wanted) is None else _elements(given)
     named = [match for value in values if (match := _LEFT.match(value))]
     names = [match[1] for match in named]
-    if not names or len(names) < len(values) or names != sorted(set(names)):
+    if not names or len(names) < len(values) or len(names) > len(set(names)):
         return None
-    coordinates = ", ".join(value[match.end() :] for value, match in zip(values, named, strict=True))
+    by_name = {match[1]: value[match.end() :] for value, match in zip(values, named, strict=True)}
+    coordinates = ", ".join(by_name[name] for name in sorted(by_name))
     return _equal(f"({coordinates})", wanted, symbolic)
 
 
 def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     r"""Compare lists without brackets, sets and unions: the same elements in any order."""
     one, other = (_points(text) or _elements(text) for text in (given, wanted))
+    if len(other) > 1 and "[" not in wanted and (brackets := re.fullmatch(r"\[([^\[\]()]*)\]", given)):
+        one = _elements(brackets[1])
+    if len(other) == 1 < len(one) and re.search(r"\bor\b", given) and all(_equal(each, wanted, symbolic) for each in one):
+        return True
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
     if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):

@@ -11,7 +11,7 @@ _CHARACTERS = {
     "\u00a0": " ", "\u202f": " ", "\u2009": " ", "\u211d": r"\mathbb{R}", "\u03b8": r"\theta ", "\u2026": "...", "\uff05": "%", "\u2248": r"\approx ",
     "\u00bd": " 1/2", "\u2153": " 1/3", "\u2154": " 2/3", "\u00bc": " 1/4", "\u00be": " 3/4", "\u215b": " 1/8", "\u2070": "^0", "\u00b9": "^1",
     "\u2074": "^4", "\u2075": "^5", "\u2076": "^6", "\u2077": "^7", "\u2078": "^8", "\u2079": "^9",
-    "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
+    "\u00a2": " cents", "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
 }  # fmt: skip
 _TABLE = str.maketrans(_CHARACTERS | {chr(0xFF10 + digit): str(digit) for digit in range(10)})
 _STYLES = r"text(?:bf|it|rm|normal|sf|tt)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|boxed|fbox|boldsymbol|bm|operatorname\*?|emph|underline|ensuremath"
@@ -31,6 +31,9 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\([lg])t(?![a-zA-Z])", lambda match: "<" if match[1] == "l" else ">"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
+    (r"[\^_]\{\s*\}", ""),
+    (r"^([^'\"\\]*\d)'\s*(\d\d?)\"$", r"\1 ft \2 in"),
+    (r"^([^'\"\\]*\d)'$", r"\1 ft"),
     (r"\{(?:,|\\[,; !])\}", ","),
     (r"\\pi\s*\(", r"\\pi\\cdot("),  # else a function
     (r"^\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])+)\s*\]$", lambda match: _matrix(match[1])),
@@ -53,7 +56,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\b[AP]_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\frac{\1!}{(\1-\2)!}"),
     (r"\\lg(?![a-zA-Z])", r"\\log_{10}"),
     (r"(?:,\s*(?:where|for|with)?|\bwhere|\bfor|\()\s*[a-z](?:\s*,\s*[a-z])*\s*\\in\s*\\?(?:mathbb\s*)?\{?[NZQRC]\}?(?:\^?[+*]|_\+)?\)?\s*(\$?)$", r"\1"),
-    (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:](?!.*\|.*\|)(.*)\\\}", r"\1"),
+    (r"\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?\s*)?[|:]\s*(?:[a-z]\s*\\in\s*\\mathbb\s*\{?R\}?\s*,\s*)?(?!.*\|.*\|)(.*)\\\}", r"\1"),
     (r"\\(?:text)?color\s*\{\w+\}", ""),
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal|tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),

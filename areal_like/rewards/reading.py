@@ -18,7 +18,7 @@ _NEXT_QUESTION = re.compile(r"\n\s*[*#]*\s*(?:Q|Question|Problem|Human|User)\s*\
 _PHRASE = re.compile(
     r"\b(?:answer|result|option|choice|solution)s?\b(?: to [^.\n:]*| choice)?\s*(?:\*\*)?\s*(?:(?:is|are|equals)\b|[:=]|[-–]\s)\s*:?"
     r"(?!\s*(?:correct|right|wrong|found|given|obtained|determined|calculated|as follows|that)\b)"
-    r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice)\s+(?=\W*[A-J]\W*$)"
+    r"|(?:^|\n)\s*A:|答案(?:是|为)?[：:]?|\b(?:choose|pick|select|be|option|choice|it(?:'s| is))\s+(?=\W*[A-J]\b\W*(?:$|because\b|since\b))"
     r"|(?=\(?\b[A-J]\)?\W+is (?:the )?(?:correct|right)\b)",
     re.I,
 )
@@ -34,9 +34,15 @@ _NEXT_SPAN = re.compile(r",?\s*(?:and|or)?\s*")
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
 _CIRCUMSTANCE = re.compile(  # `18 by selling 9 eggs`
-    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z]))\s[^,=\n]*$"
+    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z])|of(?= (?:the|these|those|all|his|her|their) \d))\s(?![^\n]*\b(?:is|are|was|were|equals)\b)[^,=\n]*$"
 )
-_CONTRAST = re.compile(r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+[$\d][^,.;\n]*")  # `18, not 17`
+_ASIDE = re.compile(  # `17 more than John, who has 3`
+    r",\s+(?:whos?e?|attained|achieved|reached|when|where|or (?:about|approximately|roughly|around)|which is (?:less|more|greater|smaller|about))\b[^\n]*$"
+)
+_UNIT_BEHIND = re.compile(r"\s*([a-zA-Z]{2,}|[mgLJNVW])\b(?!\s*[=a-zA-Z])")
+_ADVERB = re.compile(r"(?:therefore|thus|then|hence|simply|clearly|just|also)\s+", re.I)
+_RATIO = re.compile(r"\bratio\b.*?(?<![\d.])(\d+(?:\.\d+)?(?:\s*(?::|\bto\b)\s*\d+(?:\.\d+)?)+)\.?$")
+_CONTRAST = re.compile(r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+(?:[$\d]|\(?[A-J]\b)[^,.;\n]*")  # `18, not 17`
 _OFFER = re.compile(
     r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|(?:i )?hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z",
     re.I,
@@ -170,11 +176,16 @@ def _read_end(text: str) -> list[str]:
     text = _OFFER.sub("", text).rstrip("*. ")
     if text.endswith("?") or _UNFINISHED.search(text) or _REFUSAL.search(text):
         return []
-    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", text)).rstrip()
+    if ratio := _RATIO.search(text):
+        return [ratio[1]]
+    text = _CONTRAST.sub("", _CIRCUMSTANCE.sub(r"\1", _ASIDE.sub("", text))).rstrip()
     numbers = list(re.finditer(r"\d", text))
     spans = list(_SPAN.finditer(text))
     if spans and (not numbers or spans[-1].end() > numbers[-1].start()):
-        return [] if _is_hedged(text, *spans[-1].span()) else [spans[-1][spans[-1].lastgroup or 0]]
+        listed = _last_listed(text, spans)
+        if _is_hedged(text, listed[0].start(), listed[-1].end()):
+            return []
+        return ["; ".join(span[span.lastgroup or 0] for span in listed)]
     if len(text.split()) <= _SHORT and "=" not in text and re.match(r"[-+\d\\(\[{$€£.]|[A-J][.:)]\s", text):
         return [text]
     if not numbers:
@@ -183,18 +194,36 @@ def _read_end(text: str) -> list[str]:
     return _read_expressions(text, numbers[-1].start())
 
 
+def _last_listed(text: str, spans: list[re.Match[str]]) -> list[re.Match[str]]:
+    """Return the last formulas of a text that are one list: only `and` or `or` is between them, and one name is left."""
+    first = len(spans) - 1
+    while first:
+        one, other = spans[first - 1 : first + 1]
+        joint = text[one.end() : other.start()].strip()
+        names = {span[span.lastgroup or 0].partition("=")[0].strip() for span in (one, other) if "=" in span[0]}
+        if not joint or not _NEXT_SPAN.fullmatch(joint) or len(names) > 1:
+            break
+        first -= 1
+    return spans[first:]
+
+
 def _is_last(text: str) -> bool:
     """Return whether no number follows the first sentence of a text."""
     return re.search(r"\d", "".join(_SENTENCE.split(text.lstrip(), maxsplit=1)[1:])) is None
 
 
 def _read_phrase(text: str) -> str:
-    text = text.lstrip("*_: \n\t")
-    spans, at = [], 0
+    text = _ADVERB.sub("", text.lstrip("*_: \n\t"), count=1)
+    spans, at, joint = [], 0, ""
     while span := _SPAN.match(text, at):
         spans.append(span[span.lastgroup or 0])
-        joint = _NEXT_SPAN.match(text, span.end())
-        at = joint.end() if joint else span.end()
+        between = _NEXT_SPAN.match(text, span.end())
+        joint = between[0] if between else ""
+        at = span.end() + len(joint)
+    if spans and "or" in joint and (number := re.match(r"-?[\d.,]*\d", text[at:])):
+        return f"{'; '.join(spans)} or {number[0]}"
+    if len(spans) == 1 and (unit := _UNIT_BEHIND.match(text, at)) and unit[1] != "in":
+        return rf"{spans[0]} \text{{{unit[1]}}}"
     if spans:
         return "; ".join(spans)
     return _CONTRAST.sub("", _REASON.sub("", _SENTENCE.split(text, maxsplit=1)[0]))
