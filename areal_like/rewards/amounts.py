@@ -90,9 +90,37 @@ g1s-2A-1: T,tesla=1000""".splitlines():
         for _name in _names_of_one.split(","):
             _powers = {each: int(power) for each, power in re.findall(r"([a-zA-Z]+)(-?\d)", _dimension)}
             _UNITS[_name] = _UNITS.setdefault(_name + "s", (Fraction(_size), _powers))
-_METRIC = frozenset(["m", "g", "s", "l", "L", "A", "C", "Hz", "N", "Pa", "J", "cal", "Wh", "eV", "W", "w", "V", "ohm", "Omega", "F", "T", "mol", "K", "bar"])
+_METRIC = frozenset(
+    [
+        "m",
+        "g",
+        "s",
+        "l",
+        "L",
+        "A",
+        "C",
+        "Hz",
+        "N",
+        "Pa",
+        "J",
+        "cal",
+        "Wh",
+        "eV",
+        "W",
+        "w",
+        "V",
+        "ohm",
+        "Omega",
+        "F",
+        "T",
+        "mol",
+        "K",
+        "bar",
+    ]
+)
 _ALIKE = [{"gbp1", "g1"}, {"celsius1", "A1s1"}, {"fahrenheit1", "A2g-1m-2s4"}]  # one name of two units: pounds, C, F
-_LETTERS = frozenset("mghsLlAVWJNKCFTtd")  # units of one letter
+PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")  # of variables
+_LETTERS = frozenset("mghsLlAVWJNKCFTd")  # units of one letter
 
 
 @dataclass(frozen=True)
@@ -239,8 +267,8 @@ def _tail(text: str, is_money: bool) -> tuple[Fraction, Fraction, bool, str] | N
 
 
 def _looks_like_product(text: str) -> bool:
-    """Return whether letters directly behind a number are variables: powers, or a few letters that are not a unit."""
-    return (re.fullmatch(r"[a-z]{2,3}", text) is not None or "^" in text) and text not in {*_SCALES, "st", "nd", "rd", "th"} and not _unit(text)[0]
+    """Return whether letters directly behind a number are variables: powers, or neighbours in the alphabet."""
+    return (PRODUCT.fullmatch(text) is not None or "^" in text) and not _unit(text)[0]
 
 
 def is_unit(text: str) -> bool:
@@ -277,7 +305,9 @@ def _unit(text: str) -> tuple[str, Fraction]:
     size, powers = Fraction(1), dict[str, int]()
     above, *below = text.split("/")
     for sign, part in [(1, above), *((-1, part) for part in below)]:
-        part = re.sub(r"\b(sq|square|cubic|cu)\b\.? ([a-zA-Z]+)", lambda m: f"{m[2]}^{2 if m[1][0] == 's' else 3}", part)
+        part = re.sub(
+            r"\b(sq|square|cubic|cu)\b\.? ([a-zA-Z]+)", lambda m: f"{m[2]}^{2 if m[1][0] == 's' else 3}", part
+        )
         part = re.sub(r"\b([a-zA-Z]+) (squared|cubed)\b", lambda m: f"{m[1]}^{2 if m[2][0] == 's' else 3}", part)
         if not (factors := re.findall(r"\s*([a-zA-Z]+)\s*(?:\^?\s*(-?[123]))?", part)):
             return "", Fraction(1)

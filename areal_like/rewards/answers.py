@@ -7,7 +7,7 @@ r"""Comparison of final answers where math-verify is wrong: numbers with words a
 import re
 from collections.abc import Callable, Sequence
 
-from areal_like.rewards.amounts import is_unit, read_amount
+from areal_like.rewards.amounts import PRODUCT, is_unit, read_amount
 from areal_like.rewards.notation import plain, words_in
 
 type Symbolic = Callable[[str, str], bool]
@@ -21,7 +21,6 @@ _LEFT = re.compile(
     r"((?:\\frac\{d\w\}\{d\w\}|[A-Za-z](?:_\{?\w+\}?)?(?:\([^()=]*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)))\s*(?:=|\\in(?![a-z]))\s*(?=[^=])"
 )
 _SEPARATOR = re.compile(r",(?!\d{3}(?!\d))|,(?<!\d,)|;|\b(?:and|or)\b|\\cup(?![a-z])|\\(?:lor|vee|land|wedge)(?![a-z])")
-_PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")
 _OPEN, _CLOSE = "([{", ")]}"
 # names of one set or value
 _SYNONYMS = {
@@ -77,7 +76,9 @@ def _points(text: str) -> list[str]:
     width = len(set(names))
     if not width or len(names) < len(assigned) or len(names) % width or (width == 1 or width == len(names)):
         return []
-    groups = [dict(zip(names[at : at + width], assigned[at : at + width], strict=True)) for at in range(0, len(names), width)]
+    groups = [
+        dict(zip(names[at : at + width], assigned[at : at + width], strict=True)) for at in range(0, len(names), width)
+    ]
     if any(len(group) < width for group in groups):
         return []
     return [f"({', '.join(match[2].strip() for _, match in sorted(group.items()) if match)})" for group in groups]
@@ -100,7 +101,9 @@ def _join_bounds(text: str) -> str:
     if len(bounds) != 2 or bounds[0] is None or bounds[1] is None:
         return text
     (name, sign, limit), (other_name, other_sign, other_limit) = (
-        (match[1], match[2], match[3]) if match[1] else (match[6], _TURNED[match[5]], match[4]) for match in bounds if match
+        (match[1], match[2], match[3]) if match[1] else (match[6], _TURNED[match[5]], match[4])
+        for match in bounds
+        if match
     )
     if name != other_name or (sign in ("<", r"\le ")) == (other_sign in ("<", r"\le ")):
         return text
@@ -159,12 +162,15 @@ _UNIT = re.compile(
 )
 
 
+_SYMBOL_BEHIND = re.compile(r"\d\s*[a-zA-Z]{1,3}$")  # `5 MW` is not `5 mW`
+
+
 def _squeeze(text: str) -> str:
     """Return a text without spaces, and without case if it is words; synonyms have one name."""
     squeezed = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)  # `3 1/2` is not `31/2`
     if squeezed.casefold() in _SYNONYM:
         return _SYNONYM[squeezed.casefold()]
-    return squeezed.casefold() if words_in(text) else squeezed
+    return squeezed.casefold() if words_in(text) and not _SYMBOL_BEHIND.search(text) else squeezed
 
 
 def _as_truth(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -213,7 +219,9 @@ def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     return bool(_hours(one) & _hours(other))
 
 
-_NAMED_TIME = re.compile(r"(?:12(?::00)? )?\b(?:(noon)|midnight)|(?:\s?o'clock)?\sin the (?:(morning)|afternoon|evening)|\s?o'clock\b", re.I)
+_NAMED_TIME = re.compile(
+    r"(?:12(?::00)? )?\b(?:(noon)|midnight)|(?:\s?o'clock)?\sin the (?:(morning)|afternoon|evening)|\s?o'clock\b", re.I
+)
 
 
 def _time_of_name(name: re.Match[str]) -> str:
@@ -341,7 +349,11 @@ def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     one, other = (_points(text) or _elements(text) for text in (given, wanted))
     if len(other) > 1 and "[" not in wanted and (brackets := re.fullmatch(r"\[([^\[\]()]*)\]", given)):
         one = _elements(brackets[1])
-    if len(other) == 1 < len(one) and re.search(r"\bor\b", given) and all(_equal(each, wanted, symbolic) for each in one):
+    if (
+        len(other) == 1 < len(one)
+        and re.search(r"\bor\b", given)
+        and all(_equal(each, wanted, symbolic) for each in one)
+    ):
         return True
     if len(one) == len(other) == 1 and not (_is_set(given) or _is_set(wanted)):
         return None
@@ -447,7 +459,7 @@ def _is_product(text: str) -> bool:
     """Return whether the words of a text are products of variables."""
     words = words_in(text)
     is_expression = re.search(r"[-+=^*/\d]", text) is not None
-    return all(_PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
+    return all(PRODUCT.fullmatch(word) or (is_expression and len(word) <= 3) for word in words)
 
 
 def _words(text: str) -> str:

@@ -17,7 +17,6 @@ _TABLE = str.maketrans(_CHARACTERS | {chr(0xFF10 + digit): str(digit) for digit 
 _STYLES = r"text(?:bf|it|rm|normal|sf|tt)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|boxed|fbox|boldsymbol|bm|operatorname\*?|emph|underline|ensuremath"
 _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"<\|[^<>|]*\|>|</?s>|<eos>|<pad>|<end_of_turn>|<\uff5c[^<>]*\uff5c>", ""),
-    (r"\^(\d|-)\^", r"^\1"),
     (r"(?:\^-\^|\^-)(\d)", r"^{-\1}"),
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
@@ -32,6 +31,8 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset "),
     (r"\\(?:degree|textdegree)(?![a-zA-Z])", r"^\\circ "),
     (r"[\^_]\{\s*\}", ""),
+    (r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln"),
+    (r"(?<=\d)!!+$", ""),
     (r"^([^'\"\\]*\d)'\s*(\d\d?)\"$", r"\1 ft \2 in"),
     (r"^([^'\"\\]*\d)'$", r"\1 ft"),
     (r"\{(?:,|\\[,; !])\}", ","),
@@ -47,10 +48,9 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:[lr]vert|vert|mid)(?![a-zA-Z])", "|"),
     (r"\\%", "%"),
     (r"(\\(?:begin|end))\{(?:(?:[bBp]|small)?matrix\}|array\}(?:\{[lcr| ]*\})?)", r"\1{pmatrix}"),
-    (r"^\(\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\)$|^\[\s*(\\begin\{pmatrix\}.*\\end\{pmatrix\})\s*\]$", lambda match: match[1] or match[2]),
     (r"\\langle(?![a-z])(.*?)\\rangle", r"(\1)"),
     (r"\bC_\{?(\w+)\}?\^\{?(\w+)\}?|\bC\^\{?(\w+)\}?_\{?(\w+)\}?", lambda match: rf"\binom{{{match[1] or match[4]}}}{{{match[2] or match[3]}}}"),
-    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?|\b(\d+)C(\d+)\b|\bC\((\d+), ?(\d+)\)", lambda match: r"\binom{%s}{%s}" % tuple(each for each in match.groups() if each)),
+    (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*C_\{?(\d+)\}?|\b(\d+)C(\d+)\b|\bC\((\d+), ?(\d+)\)", lambda match: r"\binom{{{}}}{{{}}}".format(*(each for each in match.groups() if each))),
     (r"(?:\{\s*\})?[_^]\{?(\d+)\}?\s*P_\{?(\d+)\}?|\b(\d+)P(\d+)\b|\bP\((\d+), ?(\d+)\)", lambda match: r"\frac{{{0}!}}{{({0}-{1})!}}".format(*(each for each in match.groups() if each))),
     (r"^all real (?:numbers|x) except (?:x\s*=\s*)?(.+)$", r"\\mathbb{R} \\setminus \\{\1\\}"),
     (r"\b[AP]_\{?(\d+)\}?\^\{?(\d+)\}?", r"\\frac{\1!}{(\1-\2)!}"),
@@ -61,14 +61,15 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm|it|cal|tiny|small|normalsize|large|Large|LARGE|huge|Huge|therefore|implies|Rightarrow|longrightarrow|to)(?![a-zA-Z])|=>|[\u21d2\u2192\u2234]", " "),
     (r"[\u2705\u2713\u2714\ufe0f\U0001f300-\U0001faff]", ""),
     (r"\\(?:overline|overrightarrow|vec|widehat|bar|triangle|angle)(?:\s*\{\s*([A-Z]{1,4})\s*\}|\s+([A-Z]{2,4})(?![a-zA-Z]))", lambda match: f" {match[1] or match[2]}"),
-    (r"\\equiv(?![a-zA-Z])", "="),
     (r"(?<![\w*])\*\*(?=[^\s*])([^*]+)\*\*(?![\w*])", r"\1"),
     (r"[`]+|</?(?:b|i|strong|em|u|p|br|span|div)\b[^<>]*>", ""),
 ]  # fmt: skip
 
 
 def _matrix(rows: str) -> str:
-    return r"\begin{pmatrix}%s\end{pmatrix}" % r"\\".join(row.replace(",", "&") for row in re.findall(r"\[([^\[\]]*)\]", rows))
+    """Return rows in brackets, `[1, 2], [3, 4]`, as a matrix."""
+    lines = r" \\ ".join(row.replace(",", "&") for row in re.findall(r"\[([^\[\]]*)\]", rows))
+    return rf"\begin{{pmatrix}}{lines}\end{{pmatrix}}"
 
 
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in _PATTERNS]

@@ -34,7 +34,7 @@ _NEXT_SPAN = re.compile(r",?\s*(?:and|or)?\s*")
 _SENTENCE = re.compile(r"(?:(?<!\b[A-Za-z])(?<!Rs)[.!?。](?=\s|$|[*\"'])|\n)")
 _REASON = re.compile(r",?\s+(?:because|since|which|so that|where|is (?:the )?(?:correct|right))\b.*", re.S)
 _CIRCUMSTANCE = re.compile(  # `18 by selling 9 eggs`
-    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z])|of(?= (?:the|these|those|all|his|her|their) \d))\s(?![^\n]*\b(?:is|are|was|were|equals)\b)[^,=\n]*$"
+    r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z])|(?:of|on|from|among)(?= (?:the|these|those|all|his|her|their) \d))\s(?![^\n]*\b(?:is|are|was|were|equals)\b)[^,=\n]*$"
 )
 _ASIDE = re.compile(  # `17 more than John, who has 3`
     r",\s+(?:whos?e?|attained|achieved|reached|when|where|or (?:about|approximately|roughly|around)|which is (?:less|more|greater|smaller|about))\b[^\n]*$"
@@ -42,7 +42,9 @@ _ASIDE = re.compile(  # `17 more than John, who has 3`
 _UNIT_BEHIND = re.compile(r"\s*([a-zA-Z]{2,}|[mgLJNVW])\b(?!\s*[=a-zA-Z])")
 _ADVERB = re.compile(r"(?:therefore|thus|then|hence|simply|clearly|just|also)\s+", re.I)
 _RATIO = re.compile(r"\bratio\b.*?(?<![\d.])(\d+(?:\.\d+)?(?:\s*(?::|\bto\b)\s*\d+(?:\.\d+)?)+)\.?$")
-_CONTRAST = re.compile(r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+(?:[$\d]|\(?[A-J]\b)[^,.;\n]*")  # `18, not 17`
+_CONTRAST = re.compile(
+    r"(?:(?:,\s*|\s\()not|,?\s+(?:rather than|instead of))\s+(?:[$\d]|\(?[A-J]\b)[^,.;\n]*"
+)  # `18, not 17`
 _OFFER = re.compile(
     r"(?:(?<=[.!?\n*])|\A)[\s*]*(?:would|do|shall|can|could|let me|(?:i )?hope|feel free|is there)\b[^.!?\n]*[.!?]?\s*\Z",
     re.I,
@@ -195,7 +197,7 @@ def _read_end(text: str) -> list[str]:
 
 
 def _last_listed(text: str, spans: list[re.Match[str]]) -> list[re.Match[str]]:
-    """Return the last formulas of a text that are one list: only `and` or `or` is between them, and one name is left."""
+    """Return the last formulas of a text that are one list: only `and` or `or` separates them, for one name."""
     first = len(spans) - 1
     while first:
         one, other = spans[first - 1 : first + 1]

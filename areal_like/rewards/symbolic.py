@@ -16,7 +16,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)  # it would warn about 
 _DECIMAL = re.compile(r"(?<![\w.])(\d*)\.(\d+)(?![\d.(\\])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
-_PRODUCT = re.compile(r"(?<![\w\\.])(\d+)(?!ln|log|sin|cos|tan|exp)([a-z]{2,3})(?![a-z(])")  # `2ab` would lose its units
+_PRODUCT = re.compile(
+    r"(?<![\w\\.])(\d+)(?!ln|log|sin|cos|tan|exp)([a-z]{1,3})(?![a-z(\d_])"
+)  # math-verify takes letters behind a number for units
 _POINTS = [sympy.Rational(tenths, 97) for tenths in (-262, -126, -58, 36, 81, 165, 281, 514)]
 _DIGITS = 50
 _PLACES = sympy.Float("1e-25", _DIGITS)
@@ -40,7 +42,10 @@ def equal(given: str, wanted: str) -> bool:
         roots = sympy.solveset(parsed[0][0]) if len(parsed[0][0].free_symbols) == 1 else None
         return isinstance(roots, sympy.FiniteSet) and set(roots) == set(parsed[1][0])
     names = [getattr(each[0], "free_symbols", set()) for each in parsed]
-    if all(isinstance(each[0], sympy.core.relational.Relational | sympy.And) for each in parsed) and names[0] != names[1]:
+    if (
+        all(isinstance(each[0], sympy.core.relational.Relational | sympy.And) for each in parsed)
+        and names[0] != names[1]
+    ):
         return False
     sets = [_as_set(each[0]) for each in parsed]
     if sets[0] is not None and sets[0] == sets[1]:
@@ -55,7 +60,9 @@ def _as_set(relation: Any) -> Any:
     """Return the real numbers that fulfil inequalities in one variable, None for anything else."""
     if isinstance(relation, sympy.Set) and not isinstance(relation, sympy.FiniteSet):
         return relation
-    if not isinstance(relation, (sympy.core.relational.Relational, sympy.And, sympy.Or)) or isinstance(relation, sympy.Eq):
+    if not isinstance(relation, (sympy.core.relational.Relational, sympy.And, sympy.Or)) or isinstance(
+        relation, sympy.Eq
+    ):
         return None
     if len(relation.free_symbols) != 1:
         return None
@@ -74,7 +81,7 @@ def _one_logarithm(wanted: str, given: str) -> list[str]:
 
 
 def _exact(text: str) -> str:
-    text = _PRODUCT.sub(lambda match: r"\cdot ".join([match[1], *match[2]]), text)
+    text = _PRODUCT.sub(lambda match: match[1] + "".join(f"{{{name}}}" for name in match[2]), text)
     text = re.sub(r"(?<![\w)}])(\w)!\s*\^", r"{(\1!)}^", text)
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"{\\frac{\1\\pi}{180}}", text)
