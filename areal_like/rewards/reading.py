@@ -37,7 +37,7 @@ _CIRCUMSTANCE = re.compile(  # `18 by selling 9 eggs`
     r"(?<=\d)([^\d.!?\n]*?)\s(?:by|after|because|since|if|when|than|during|for(?! \\?\$| an? (?:\w+ )?(?:total|sum|average|profit|loss)\b)|in|with|to(?= [a-z])|(?:of|on|from|among)(?= (?:the|these|those|all|his|her|their) \d))\s(?![^\n]*\b(?:is|are|was|were|equals)\b)[^,=\n]*$"
 )
 _ASIDE = re.compile(  # `17 more than John, who has 3`
-    r",\s+(?:whos?e?|attained|achieved|reached|when|where|or (?:about|approximately|roughly|around)|which is (?:less|more|greater|smaller|about))\b[^\n]*$"
+    r",\s+(?:who|whose|attained|achieved|reached|when|where|or (?:about|approximately|roughly|around)|which is (?:less|more|greater|smaller|about))\b[^\n]*$"
 )
 _UNIT_BEHIND = re.compile(r"\s*([a-zA-Z]{2,}|[mgLJNVW])\b(?!\s*[=a-zA-Z])")
 _ADVERB = re.compile(r"(?:therefore|thus|then|hence|simply|clearly|just|also)\s+", re.I)
