@@ -50,11 +50,11 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.data.stream import PromptStream
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
-from areal_like.rollout.sglang.columns import with_columns
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.patches.columns import with_columns
 from areal_like.runtime.gc_tuning import gc_tuned, release
 from areal_like.types import Prompt, Reward
 from areal_like.workflows.single_turn import SingleTurn

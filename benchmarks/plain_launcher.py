@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from areal_like.rollout.sglang import columns, launcher
+from areal_like.rollout.sglang import launcher
+from areal_like.rollout.sglang.patches import columns
 
 if __name__ in ("__main__", "__mp_main__"):
     launcher.prepare_imports(cuda=False)
     if __name__ == "__main__":
         from sglang.srt.managers.scheduler import run_scheduler_process
 
-        launcher.run_scheduler = run_scheduler_process
+        launcher.run_scheduler = lambda launch, *arguments: run_scheduler_process(*arguments)
         columns.send_columns = lambda: None
         launcher.serve(sys.argv[1:], cuda=False)

@@ -30,8 +30,8 @@ from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.run.model_files import model_directory

@@ -119,7 +119,7 @@ async def served(
 ) -> tuple[list[float], list[list[int]], list[Response]]:
     """Tokens per second of each round on a server of its own, and the last round's responses with their prompts."""
     name, token = f"server-{'on' if routes else 'off'}", secrets.token_hex(16)
-    arguments = server_arguments(run, model, ParallelSizes(), DEVICE, routes=routes is not None)
+    arguments = server_arguments(run, model, ParallelSizes(), DEVICE, columns=[ROUTES] if routes else ())
     server = SGLangServer(ServerSpec(name, arguments, folder / f"{name}.log", token, None, LIMIT_S), "127.0.0.1")
     url, rng = await server.start(), np.random.default_rng(0)
     sampling = Sampling(run.gconfig.max_new_tokens, 1.0, ignore_eos=True, routes=routes)

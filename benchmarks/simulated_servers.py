@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from areal_like.rollout.sglang.columns import with_columns
 from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.patches.columns import with_columns
 
 RUNNING = 4  # samples that a server runs at once
 PREFILL_S, ANSWER_S = 0.5, 0.01

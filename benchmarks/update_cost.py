@@ -290,7 +290,7 @@ class Bench:
 
 
 def _limit() -> Any:
-    from areal_like.rollout.sglang.http import Deadline
+    from areal_like.rollout.http import Deadline
 
     return Deadline(LIMIT_S)
 

@@ -45,12 +45,13 @@ def server_on_cpu(
     from areal_like.cluster.ports import reserve_port
     from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
     from areal_like.rollout.sglang.options import server_arguments
+    from areal_like.routes import ROUTES
 
     log_file, tmp = folder / "server.log", folder / "tmp"
     tmp.mkdir()
     reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
     port = reserved.getsockname()[1]
-    options = server_arguments(config, model, ParallelSizes(), "cpu", routes=routes)
+    options = server_arguments(config, model, ParallelSizes(), "cpu", columns=[ROUTES] if routes else ())
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", launcher or LAUNCHER, *options, "--host", "127.0.0.1", "--port", str(port)],

@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.columns import with_columns
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.patches.columns import with_columns
 
 Body = dict[str, Any]
 Answer = Any

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_like.rollout.sglang.checksum import checksum
+from areal_like.transfer.checksum import checksum
 from areal_like.weights.sync import make_sender
 
 

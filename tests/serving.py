@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Requests, Response, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 
 
 @asynccontextmanager

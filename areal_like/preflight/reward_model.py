@@ -9,7 +9,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RewardModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.weights import is_local
-from areal_like.rollout.sglang.classifier import CLASSES
+from areal_like.rollout.sglang.patches.classifier import CLASSES
 from areal_like.types import Prompt
 
 _PATH = "reward.model.path"

@@ -10,7 +10,7 @@ from pathlib import Path
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import ServerError
 from areal_like.rewards.pool import Cause, Failure
-from areal_like.rollout.sglang.http import session
+from areal_like.rollout.http import session
 from areal_like.rollout.sglang.server import Server
 from areal_like.types import Prompt, Reward
 

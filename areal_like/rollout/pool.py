@@ -14,10 +14,10 @@ from areal_like.errors import Fault
 from areal_like.events import note, now, span, turn
 from areal_like.images import Images
 from areal_like.rollout.dispatch import PrefixAffinity
+from areal_like.rollout.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
 from areal_like.rollout.response import Response
 from areal_like.rollout.router import PAUSE_S, Router
 from areal_like.rollout.sample import OnTokens, Sample, Sampling
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.turns import Turns
 from areal_like.types import Ints

@@ -25,10 +25,10 @@ from typing import Any
 from areal_like import events
 from areal_like.errors import ServerError
 from areal_like.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinity, QueueEntry, ServerState
+from areal_like.rollout.http import Deadline, Unavailable
 from areal_like.rollout.reading import PARTS, read
 from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang.answers import OF_ALL, Piece
-from areal_like.rollout.sglang.http import Deadline, Unavailable
 from areal_like.rollout.sglang.server import Load, Server, generation_request
 from areal_like.rollout.turns import Turns
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from areal_like.columns import SERVED, Column, Columns, Values, join
 from areal_like.images import Images
+from areal_like.rollout.http import ServerError, Unavailable
 from areal_like.rollout.response import Response
 from areal_like.rollout.sglang.answers import Piece
-from areal_like.rollout.sglang.http import ServerError, Unavailable
-from areal_like.rollout.sglang.unusable import refuse
+from areal_like.rollout.unusable import refuse
 from areal_like.routes import RouteShape
 from areal_like.types import FinishReason, Ints
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from areal_like.config.schema import TeacherConfig
 from areal_like.errors import RunError, ServerError
+from areal_like.rollout.completions import EchoedCompletions
+from areal_like.rollout.http import Connection, Deadline, Unavailable, session
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.protocol import Workflow
-from areal_like.rollout.sglang.completions import EchoedCompletions
-from areal_like.rollout.sglang.http import Connection, Deadline, Unavailable, session
 from areal_like.rollout.sglang.server import Server
 from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Ints, Prompt, Trajectory, generated_in
 

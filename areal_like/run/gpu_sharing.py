@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from areal_like.config.schema import RunConfig
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.trainer.engine import Part
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync, time_limit

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from areal_like.config.schema import TrainerRole
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
+from areal_like.transfer.files import FileSource
 from areal_like.workflows.make import Workflows
 
 

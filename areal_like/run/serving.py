@@ -17,9 +17,9 @@ from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.start import Scorer
+from areal_like.transfer.files import FileSource
 from areal_like.weights.deltas.file_server import FileServer
 from areal_like.workflows.endpoint import LOOPBACK, own_address
 

@@ -30,13 +30,14 @@ from areal_like.rollout.sglang.options import (
     teacher_arguments,
 )
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.supervisor import ServerSupervisor
+from areal_like.routes import ROUTES
 from areal_like.run.model_files import local_directory
 from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
+from areal_like.transfer.files import FileSource
 from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 
@@ -163,7 +164,7 @@ async def _server_actors(
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
+        command = server_arguments(config, model, sizes, job.device, rank, columns=[ROUTES] if job.routes else ())
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

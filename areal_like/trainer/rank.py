@@ -61,7 +61,7 @@ class TrainerRank:
 
         The first call gathers the weights on every rank; later calls use the weights that the sender gathers.
         """
-        from areal_like.rollout.sglang.checksum import checksum, numbers
+        from areal_like.transfer.checksum import checksum, numbers
 
         if self._sender is None:
             return numbers({name: checksum(tensor) for name, tensor in self._engine.weights()})

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang.checksum import checksum
 from areal_like.trainer.engine import TrainEngine
+from areal_like.transfer.checksum import checksum
 from areal_like.weights.sync import TensorSpec
 
 

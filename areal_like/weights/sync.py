@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.events import span
-from areal_like.rollout.sglang import Layout
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
-from areal_like.rollout.sglang.weight_files import FileSource
+from areal_like.rollout.http import AFTERMATH_S, Deadline
+from areal_like.transfer import Layout
+from areal_like.transfer.files import FileSource
 
 if TYPE_CHECKING:
     from areal_like.rollout.pool import ServerPool

@@ -11,9 +11,9 @@ from typing import Any, Self
 from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import ServerError
+from areal_like.rollout.http import Unavailable
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
-from areal_like.rollout.sglang.http import Unavailable
 from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits as ProcessLimits

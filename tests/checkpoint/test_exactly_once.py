@@ -30,7 +30,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.http import Deadline
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.evaluation import Evaluator
 from areal_like.run.loop import Parts, reinforce

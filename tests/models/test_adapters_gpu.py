@@ -24,9 +24,9 @@ from allocation.adapters import merged_parameters
 from allocation.model_spec import load_model
 from areal_like.config.schema import ALL_LINEAR
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
-from areal_like.rollout.sglang.adapters import ONLY
-from areal_like.rollout.sglang.server import ADAPTERS, OPEN_EXPORTED
+from areal_like.rollout.sglang import COMMAND
 from areal_like.trainer.engine import LoRA
+from areal_like.transfer import ONLY_ADAPTER as ONLY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 RANK, ALPHA = 8, 16.0
@@ -50,8 +50,8 @@ def check_server(family: str, model: Path, post: Post, adapters: Sequence[tuple[
     yield compare(family, model, post, bounds)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
     for version, (adapter, merged) in enumerate(adapters):
-        handles = {"zmq_handles": {ADAPTERS: json.dumps({ONLY: str(adapter)})}, "flush_cache": False}
-        answer = post(OPEN_EXPORTED, handles | {"weight_version": str(version)})
+        command = {"name": "adapters", "text": json.dumps({ONLY: str(adapter)})}
+        answer = post(COMMAND, command | {"weight_version": str(version)})
         if not answer["success"]:
             yield f"{family}: {answer['message']}"
         yield compare(family, merged, post, bounds)

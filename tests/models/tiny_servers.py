@@ -25,10 +25,11 @@ from tiny_models import hugging_face_log_probs
 from allocation import ParallelSizes
 from areal_like.cluster.ports import reserve_port
 from areal_like.config.load import load
-from areal_like.rollout.sglang import EXPORT_LAYOUT, LAUNCHER, TOKEN_VARIABLE
-from areal_like.rollout.sglang.ipc import device_name, export_handle
+from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.server import OPEN_EXPORTED
+from areal_like.transfer import EXPORT_LAYOUT
+from areal_like.transfer.ipc import device_name, export_handle
 from areal_like.types import Batch, Device
 
 MATH = Path(__file__).parents[2] / "examples/math"

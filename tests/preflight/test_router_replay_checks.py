@@ -12,7 +12,7 @@ from areal_like.config.load import load
 from areal_like.preflight import preflight
 from areal_like.preflight.router_replay import check_router_replay, find_routes
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.routes import RouteShape
+from areal_like.routes import ROUTES, RouteShape
 from areal_like.run.startup_report import startup_report
 
 EXPERTS = (
@@ -27,7 +27,7 @@ def test_a_model_with_experts_replays_their_routes_and_the_servers_record_them(w
     job = check(write(), *EXPERTS).job
     layers = job.config.actor.init_model.num_hidden_layers
     assert job.routes == RouteShape(layers, tuple(range(layers)), 2, 8)
-    arguments = server_arguments(job.config, write(), job.plan.engine("rollout").sizes, "cpu", routes=True)
+    arguments = server_arguments(job.config, write(), job.plan.engine("rollout").sizes, "cpu", columns=[ROUTES])
     assert "--enable-return-routed-experts" in arguments
 
 

@@ -21,7 +21,7 @@ prepare_imports(cuda=False)
 from sglang.srt.layers.attention import torch_native_backend  # noqa: E402
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 
-from areal_like.rollout.sglang import cpu_attention as sglang_cpu_attention  # noqa: E402
+from areal_like.rollout.sglang.patches.inside import cpu_attention as sglang_cpu_attention  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[1]))
 

@@ -19,7 +19,7 @@ prepare_imports(cuda=False)
 
 from sglang.kernels.ops.attention import extend_attention  # noqa: E402
 
-from areal_like.rollout.sglang.image_masks import add_masks, wrap_kernel  # noqa: E402
+from areal_like.rollout.sglang.patches.image_masks import add_masks, wrap_kernel  # noqa: E402
 
 SIZE, HEADS, KV_HEADS, SLOTS, SCALE, WINDOW = 16, 2, 1, 256, 0.3, 9
 # Of each sequence: all tokens, those of this pass, and its images, of which one is cached in part

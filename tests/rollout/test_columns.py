@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from limits import HUNG_S
 from tolerance import close_to
 
+from areal_like.rollout.http import ServerError, Unavailable, take_events
 from areal_like.rollout.sglang.answers import Piece, part_of
-from areal_like.rollout.sglang.columns import COLUMNS, read_columns, with_columns
-from areal_like.rollout.sglang.http import ServerError, Unavailable, take_events
-from areal_like.rollout.sglang.labels import LABELS, TokenLabels, WrongLabels, token_versions
+from areal_like.rollout.sglang.labels import COLUMNS, LABELS, TokenLabels, WrongLabels, read_columns, token_versions
+from areal_like.rollout.sglang.patches.columns import with_columns
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
 TOKENS = st.lists(st.tuples(LOGPROBS, st.integers(0, 2**31 - 1), st.integers(0, 3)), max_size=40)

@@ -10,7 +10,14 @@ import pytest
 from limits import HUNG_S
 
 from areal_like.data.model_types import register_model_types
-from areal_like.rollout.sglang.config_names import run_with_config_names
+from areal_like.rollout.sglang.patches.config_names import PATCH
+
+
+def run_patched(run: Any, *arguments: Any) -> None:
+    """Run in a process to which the patch was applied, as a scheduler's."""
+    PATCH.schedule(None)
+    run(*arguments)
+
 
 EXPECTED = {
     "gpt_oss": ("swiglu_limit", 7.0),
@@ -36,7 +43,7 @@ def test_a_scheduler_process_finds_the_names(method: str) -> None:
     configs = {family: CONFIG_MAPPING[family](vocab_size=17 + place) for place, family in enumerate(EXPECTED)}
     context = multiprocessing.get_context(method)
     mine, other = context.Pipe()
-    process = context.Process(target=partial(run_with_config_names, send_values), args=(configs, other))
+    process = context.Process(target=partial(run_patched, send_values), args=(configs, other))
     process.start()
     other.close()
     try:
@@ -78,7 +85,7 @@ def send_built(pipe: Any) -> None:
 def test_configs_that_a_scheduler_builds_have_values_that_sglang_takes() -> None:
     context = multiprocessing.get_context("fork")
     mine, other = context.Pipe()
-    process = context.Process(target=partial(run_with_config_names, send_built), args=(other,))
+    process = context.Process(target=partial(run_patched, send_built), args=(other,))
     process.start()
     other.close()
     try:

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from areal_like.rollout.sglang.corrections import _decodes, _with_current_token, complete_windows
+from areal_like.rollout.sglang.patches.windows import _decodes, _with_current_token, complete_windows
 
 TRITON = "sglang.srt.layers.attention.triton_backend"
 

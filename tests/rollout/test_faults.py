@@ -12,12 +12,11 @@ from fake_server import Body, FakeServer, event, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
-from areal_like.rollout import router
+from areal_like.rollout import http, router
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.columns import with_columns
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.labels import LABELS
+from areal_like.rollout.sglang.patches.columns import with_columns
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))

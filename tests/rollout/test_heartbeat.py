@@ -18,9 +18,9 @@ from test_supervisor import SAMPLING, STOP, Actors, generate, opened, silence, u
 from areal_like.cluster import heartbeat
 from areal_like.cluster.heartbeat import wait_for_silence
 from areal_like.errors import ServerError
+from areal_like.rollout import http
+from areal_like.rollout.http import Connection, session
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Connection, session
 from areal_like.rollout.supervisor import ServerSupervisor
 
 

@@ -14,7 +14,8 @@ import torch
 from transformers import Gemma3TextConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from areal_like.rollout.sglang.image_masks import adapt_arguments, draw_masks
+from areal_like.rollout.sglang.patch import Launch
+from areal_like.rollout.sglang.patches.image_masks import draw_masks, image_arguments
 
 COMPARE = Path(__file__).with_name("compare_masks.py")
 
@@ -22,12 +23,13 @@ COMPARE = Path(__file__).with_name("compare_masks.py")
 def test_a_gpu_server_of_a_model_that_sees_whole_images_has_masks(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3"}))
     given = ["--model-path", str(tmp_path), "--chunked-prefill-size", "64"]
-    adapted = adapt_arguments(given)
+    adapted = [*given, *image_arguments(Launch(given, {}, cuda=True))]
     found = dict(pairwise(adapted))  # the last of several, as in SGLang
     assert (found["--chunked-prefill-size"], found["--attention-backend"]) == ("-1", "triton")
     assert {"--enable-multimodal", "--disable-prefill-cuda-graph"} < {*adapted}
     assert "--disable-cuda-graph" not in adapted, "generated tokens need no mask"
-    assert adapt_arguments([*given, "--attention-backend", "triton"]).count("triton") == 1
+    assert "triton" not in image_arguments(Launch([*given, "--attention-backend", "triton"], {}, cuda=True))
+    assert not image_arguments(Launch(given, {}, cuda=False))
 
 
 @pytest.mark.parametrize("config", [{"model_type": "qwen3_vl"}, {"model_type": "gemma3_text"}, None])
@@ -35,7 +37,7 @@ def test_servers_of_other_models_keep_their_arguments(tmp_path, config):
     if config:
         (tmp_path / "config.json").write_text(json.dumps(config))
     arguments = ["--model-path", str(tmp_path), "--chunked-prefill-size", "64"]
-    assert adapt_arguments(arguments) == arguments
+    assert not image_arguments(Launch(arguments, {}, cuda=True))
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 6, 9, 12, 29])

@@ -24,8 +24,8 @@ from vision_models import picture, write_vlm
 from areal_like.config.load import load
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.images import Images, as_data_url, decode
+from areal_like.rollout.http import ServerError
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import ServerError
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 IMAGES = (picture(60, 40), picture(100, 200, 1, "JPEG"))
@@ -214,7 +214,7 @@ def test_scores_of_a_prompt_with_images(served: Served) -> None:
 
 
 def test_pixels_are_computed_once_for_a_group() -> None:
-    from areal_like.rollout.sglang.images import find_images, image_positions
+    from areal_like.rollout.sglang.patches.images import find_images, image_positions
 
     assert find_images([9, 5, 5, 5, 5, 1, 5, 2, 5, 5], [4, 2], 5) == [1, 8]
     positions = image_positions(9, [1], [(2, 3)]).tolist()

@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from areal_like.rollout.sglang.launcher import end_at_once, leave_out_other_models
+from areal_like.rollout.sglang.launcher import end_at_once
+from areal_like.rollout.sglang.patches.other_models import leave_out_other_models
 
 VARIABLE = "SGLANG_DISABLED_MODEL_ARCHS"
 FILES = {"qwen3": "class Qwen3ForCausalLM(Module):", "qwen3_vl": "x = Qwen3ForCausalLM()", "llama": "class Llama:"}

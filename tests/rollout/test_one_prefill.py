@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from areal_like.rollout.sglang.one_prefill import MOST_PASSES, followers, gathers
+from areal_like.rollout.sglang.patches.one_prefill import MOST_PASSES, followers, gathers
 
 
 @dataclass

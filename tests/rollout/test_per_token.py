@@ -20,12 +20,12 @@ from areal_like.algorithms.types import Algorithm
 from areal_like.columns import Ragged
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.errors import ServerError
+from areal_like.rollout import http as client
 from areal_like.rollout import router
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.answers import Piece
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.sampling_masks import KEPT
 from areal_like.trainer.packing import packs

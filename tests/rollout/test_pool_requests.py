@@ -19,11 +19,11 @@ from limits import HUNG_S
 from tolerance import assert_close
 
 from areal_like.errors import ServerError
+from areal_like.rollout import http as client
 from areal_like.rollout import router
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool
 from areal_like.rollout.sample import CHUNK
-from areal_like.rollout.sglang import http as client
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import FinishReason
 from areal_like.workflows.single_turn import sample_seeds
 

@@ -19,10 +19,9 @@ from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import ServerError
-from areal_like.rollout import dispatch, router
+from areal_like.rollout import dispatch, http, router
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ASKED, Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Load, Server
 
 STOP = 7

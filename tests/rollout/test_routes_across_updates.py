@@ -23,8 +23,8 @@ from tolerance import BACKWARD, rounding
 
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.routes import ROUTES, Routes, RouteShape
 
 SHAPE = RouteShape(layers=3, with_experts=(0, 1, 2), chosen=2, experts=8)

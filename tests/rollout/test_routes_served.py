@@ -16,8 +16,8 @@ from tolerance import BACKWARD, rounding
 
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.routes import ROUTES, RouteShape
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -10,10 +10,10 @@ import pytest
 from fake_server import Body, FakeServer, open_pool, output
 
 from areal_like.errors import ServerError
+from areal_like.rollout import http as client
 from areal_like.rollout import router
 from areal_like.rollout.pool import Response, Sampling
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang import http as client
 from areal_like.sampling_masks import KEPT
 from areal_like.trainer.device_batch import to_device
 from areal_like.trainer.packing import pack

@@ -15,11 +15,10 @@ from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
 from areal_like.errors import WeightUpdateError, WorkerError
-from areal_like.rollout import router, supervisor
+from areal_like.rollout import http, router, supervisor
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.giving_up import GIVE_UP
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.sglang import GIVE_UP
 from areal_like.rollout.sglang.server import RECEIVE
 from areal_like.rollout.supervisor import Restarts, ServerSupervisor
 from areal_like.weights.collective.controller import CollectiveSync

@@ -24,10 +24,10 @@ from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig, TeacherConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import RunError
-from areal_like.rollout.sglang.http import session
+from areal_like.rollout.http import session
 from areal_like.rollout.sglang.options import teacher_arguments
+from areal_like.rollout.sglang.patch import SCORE, split_flags
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.rollout.sglang.scoring import split_temperature
 from areal_like.rollout.sglang.server import Server
 from areal_like.rollout.teacher import Teacher
 from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
@@ -220,8 +220,9 @@ def test_a_server_that_fails_once_is_asked_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_launcher_takes_the_temperature_out_of_sglangs_arguments() -> None:
-    assert split_temperature(["--model-path", "a"]) == (["--model-path", "a"], None)
-    assert split_temperature(["--a", "--score-temperature", "0.7", "--b"]) == (["--a", "--b"], 0.7)
+    assert split_flags(["--model-path", "a"], cuda=False).own == {}
+    launch = split_flags(["--a", SCORE, "0.7", "--b"], cuda=False)
+    assert (launch.arguments, launch.own) == (["--a", "--b"], {SCORE: "0.7"})
 
 
 @pytest.mark.long

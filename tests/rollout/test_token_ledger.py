@@ -14,12 +14,11 @@ from fake_server import Body, FakeServer, event, output, serving
 
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.data.stream import PromptStream
-from areal_like.rollout import pool, router
+from areal_like.rollout import http, pool, router
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.token_ledger import token_ledger
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.types import Ints, Prompt, Reward, Trajectory

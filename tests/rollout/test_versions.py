@@ -17,8 +17,8 @@ import serving as real
 from limits import HUNG_S
 from tolerance import assert_close, rounding
 
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 
 pytestmark = pytest.mark.covers("updates in flight")
 

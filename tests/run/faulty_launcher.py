@@ -6,8 +6,8 @@ import os
 import sys
 from typing import Any
 
-from areal_like.rollout.sglang import versions
 from areal_like.rollout.sglang.launcher import prepare_imports, serve
+from areal_like.rollout.sglang.patches import versions
 
 BEFORE, FAULTY = "0", "1"  # versions
 FLIPPED_LAYER = 1

@@ -11,8 +11,8 @@ from aiohttp import web
 from fake_server import FakeServer, output, serving
 
 from areal_like.errors import WeightUpdateError
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Requests, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.run.gpu_sharing import Alternate
 from areal_like.weights.sync import publish
 

@@ -19,7 +19,7 @@ from areal_like.errors import LogprobMismatch, RewardsMissing, ServerError
 from areal_like.hooks import Hook
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.http import Deadline
 from areal_like.run import step as step_module
 from areal_like.run.batch_statistics import describe
 from areal_like.run.evaluation import EvaluationSet, Evaluator

@@ -26,6 +26,7 @@ ORDER = [
     "errors",
     "events",
     "registry",
+    "transfer",
     "runtime",
     "config",
     "demo",

@@ -22,7 +22,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
-from areal_like.rollout.sglang.cpu_attention import similar_sequences
+from areal_like.rollout.sglang.patches.inside.cpu_attention import similar_sequences
 
 
 def add_kernels() -> None:

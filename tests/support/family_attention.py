@@ -16,8 +16,8 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from torch import Tensor
 
 from areal_like.data.processor import SEES_WHOLE_IMAGES
-from areal_like.rollout.sglang.cpu_attention import BatchedTorchNativeBackend, Chunk
-from areal_like.rollout.sglang.image_masks import image_spans
+from areal_like.rollout.sglang.patches.image_masks import image_spans
+from areal_like.rollout.sglang.patches.inside.cpu_attention import BatchedTorchNativeBackend, Chunk
 
 
 @dataclass(frozen=True)

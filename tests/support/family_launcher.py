@@ -7,6 +7,7 @@ from pathlib import Path
 
 from areal_like.rollout.sglang import LAUNCHER, launcher
 from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE, read_config
+from areal_like.rollout.sglang.patches import cpu
 
 ROOT = Path(__file__).parents[2]
 FAMILY_LAUNCHER = "support.family_launcher"
@@ -25,7 +26,7 @@ def serve_family(arguments: list[str]) -> None:
     launcher.prepare_imports(cuda=False)
     from support import family_kernels
 
-    launcher.prepare_cpu = family_kernels.prepare_cpu
+    cpu.prepare_cpu = family_kernels.prepare_cpu
     launcher.serve(family_kernels.adapt_arguments(arguments), cuda=False)
 
 

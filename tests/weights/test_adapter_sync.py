@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.http import Deadline
 from areal_like.weights.adapters import controller
 from areal_like.weights.adapters.controller import AdapterSync
 

@@ -15,8 +15,9 @@ from local_trainer import LocalTrainer
 from test_sync import connected
 
 from areal_like.errors import WeightUpdateError
-from areal_like.rollout.sglang.checksum import checksum, compare, watch
+from areal_like.rollout.sglang.checksums import compare, watch
 from areal_like.trainer.rank import TrainerRank
+from areal_like.transfer.checksum import checksum
 from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import make_sender, publish
 

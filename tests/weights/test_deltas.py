@@ -22,11 +22,13 @@ from torch import Tensor, distributed
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import FILES, deltas, local_copy, receiving
-from areal_like.rollout.sglang.checksum import checksum, numbers
-from areal_like.rollout.sglang.deltas import change, differences, read_delta, read_full, write_delta, write_full
+from areal_like.rollout.sglang import COMMAND, local_copy
 from areal_like.rollout.sglang.loading import views
-from areal_like.rollout.sglang.weight_files import Chain
+from areal_like.rollout.sglang.patches import commands
+from areal_like.transfer import deltas
+from areal_like.transfer.checksum import checksum, numbers
+from areal_like.transfer.deltas import change, differences, read_delta, read_full, write_delta, write_full
+from areal_like.transfer.files import Chain
 from areal_like.weights.checksum import compare_checksums
 from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
 
@@ -168,15 +170,15 @@ class Receiver(FakeServer):
         super().__init__()
         self.runner, self._group = SimpleNamespace(model=Model(), device="cpu", gpu_id=0), group
         self.files, self.read = list[int](), list[str]()
-        self.answers["/update_weights_from_ipc"] = self.receive
+        self.answers[COMMAND] = self.receive
 
     async def receive(self) -> Any:
-        body = self.bodies("/update_weights_from_ipc")[-1]
-        _, chain = Chain.from_json(body["zmq_handles"][FILES])
+        body = self.bodies(COMMAND)[-1]
+        _, chain = Chain.from_json(body["text"])
         self.files.append(len(chain.files))
         held = getattr(self.runner, "local_copy", None)
         self.read += [file.path for file in chain.files_after(held and held.held)]
-        done, told = receiving.receive_exported(self.runner, body["zmq_handles"], self._group)
+        done, told = commands.run_command(self.runner, body["name"], body["text"], self._group)
         if done:
             self.version = body["weight_version"]
         return {"success": done, "message": told}

@@ -23,12 +23,13 @@ from local_trainer import LocalTrainer
 from slow_link import Fault, slow_link
 
 from areal_like.errors import WeightUpdateError
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import downloads
-from areal_like.rollout.sglang.deltas import check
-from areal_like.rollout.sglang.downloads import DownloadError, Downloads
-from areal_like.rollout.sglang.http import Deadline
-from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource, WeightFile, locate
+from areal_like.rollout.sglang import DOWNLOAD
+from areal_like.rollout.sglang.patches import downloads
+from areal_like.rollout.sglang.patches.downloads import DownloadError, Downloads
+from areal_like.transfer.deltas import check
+from areal_like.transfer.files import Chain, FileSource, WeightFile, locate
 from areal_like.weights.deltas.downloads import ServerDownloads
 from areal_like.weights.deltas.file_server import FileServer
 from areal_like.weights.sync import SyncSpec, make_sync, publish

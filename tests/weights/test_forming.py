@@ -16,9 +16,9 @@ from limits import HUNG_S
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from areal_like.rollout import http
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.giving_up import LOOK_S, GivenUp, wait_for
+from areal_like.transfer.giving_up import LOOK_S, GivenUp, wait_for
 from areal_like.weights.collective import controller
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.controller import GROUP, CollectiveSync

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import Layout, loading
+from areal_like.rollout.sglang import loading
 from areal_like.rollout.sglang.loading import addresses, load, renew_copies
+from areal_like.transfer import Layout
 
 
 class Model(torch.nn.Module):

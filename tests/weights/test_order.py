@@ -17,7 +17,7 @@ from torch import Tensor
 
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.pool import Requests, Sampling, ServerPool
-from areal_like.rollout.sglang import EXPORT_LAYOUT
+from areal_like.transfer import EXPORT_LAYOUT
 from areal_like.weights import sync
 from areal_like.weights.collective import rank as collective
 from areal_like.weights.collective.rank import CollectiveSender

@@ -22,10 +22,10 @@ from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.preflight import preflight
 from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS, check_served_adapters
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.adapted_layers import adapted_layers
-from areal_like.rollout.sglang.adapters import ONLY
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.transfer import ONLY_ADAPTER as ONLY
 from areal_like.weights.adapters.controller import AdapterSync
 from areal_like.weights.sync import SyncSpec
 

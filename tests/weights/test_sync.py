@@ -18,9 +18,9 @@ from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
 from areal_like.errors import ServerError, WeightUpdateError, WorkerError
+from areal_like.rollout import http as client
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang import http as client
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import broadcast_request
 from areal_like.weights import sync
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish

@@ -15,8 +15,8 @@ from scripted import Model, tokenizer
 
 from areal_like.config.load import load
 from areal_like.errors import ServerError
+from areal_like.rollout.http import Unavailable
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.user_code import register
 from areal_like.types import TURN_REWARDS, TURN_STATES, Prompt, Reward

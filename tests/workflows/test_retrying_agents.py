@@ -12,8 +12,8 @@ from fake_server import Body, FakeServer, event, output, serving
 from scripted import tokenizer
 
 from areal_like.config.load import load
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.types import Prompt, Reward, Trajectory, generated_in
 from areal_like.workflows.make import Workflows
 

@@ -16,8 +16,8 @@ from scripted import says, tokenizer
 from test_sessions import ask
 
 from areal_like.columns import Ragged
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.routes import ROUTES, RouteShape, known_routes
 from areal_like.sampling_masks import KEPT
 from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory

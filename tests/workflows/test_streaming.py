@@ -23,8 +23,8 @@ from tokenizers import decoders, models
 
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import ServerError
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import in_loop
 from areal_like.sampling_masks import KEPT

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from areal_like.columns import SERVED, Column
-from areal_like.rollout.sglang.columns import COLUMNS, read_columns
-from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
-from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
-from areal_like.rollout.sglang.unusable import refuse_field
+from areal_like.rollout.http import ServerError, Unavailable, fault_of, may_pass
+from areal_like.rollout.sglang.labels import COLUMNS, LABELS, WrongLabels, read_columns, token_versions
+from areal_like.rollout.unusable import refuse_field
 from areal_like.types import FinishReason, Ints
 
 OF_ALL = -1  # the place of a part that is about all of a request's inputs

@@ -18,6 +18,13 @@ ON_GPUS_ALONE = frozenset(
         *("exaone4", "minimax_m2", "qwen2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     }
 )
+# Sequence classifiers whose heads have no bias in transformers and one in SGLang 0.5.17, by SGLang's modules
+CLASSES_WITH_BIAS = {
+    "qwen2_classification": "Qwen2ForSequenceClassification",
+    "qwen3_classification": "Qwen3ForSequenceClassification",
+}
+CLASSES = ("LlamaForSequenceClassification", "Gemma2ForSequenceClassification", *CLASSES_WITH_BIAS.values())
+"""The architectures whose scores are transformers' own, as `config.json` names them."""
 _NAMED = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""The weight version of each token, as a server labels them (`versions.py`)."""
+"""Tokens, log-probs and weight versions as a server packs and labels them (`patches/columns.py`, `versions.py`)."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ import numpy as np
 from areal_like.types import Ints
 
 LABELS = "token_weight_versions"
+COLUMNS = "output_columns"  # in meta_info: in base64 all tokens as int32, then all log-probs as float32
 
 type Runs = Sequence[tuple[str | None, int]]
 """Labels of successive tokens, and how many tokens have each."""
@@ -55,3 +56,13 @@ def token_versions(runs: Runs, tokens: int) -> Ints:
     if versions != sorted(versions):
         raise WrongLabels("labelled tokens with an older weight version than tokens before them")
     return result
+
+
+def read_columns(packed: bytes) -> Ints:
+    """Return tokens and the bits of their log-probs, `[2, tokens]`; raise ValueError where they are not columns."""
+    if len(packed) % 8:
+        raise ValueError(f"{len(packed)} bytes of tokens and log-probs")
+    columns = np.frombuffer(packed, "<i4").reshape(2, -1)
+    if not np.isfinite(columns[1].view("<f4")).all():
+        raise ValueError("log-probs that are not finite")
+    return columns

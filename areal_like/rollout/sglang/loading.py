@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from areal_like.rollout.sglang import Layout
-from areal_like.rollout.sglang.checksum import checksum
 from areal_like.rollout.sglang.halves import join_halves
+from areal_like.transfer import Layout
+from areal_like.transfer.checksum import checksum
 
 LARGE = 2**20  # bytes of a tensor that is worth a copy of its own
 _ATEN = torch.ops.aten

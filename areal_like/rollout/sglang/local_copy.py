@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import Layout
-from areal_like.rollout.sglang.deltas import check, read_delta, read_full, read_layout
 from areal_like.rollout.sglang.loading import addresses, load, views
-from areal_like.rollout.sglang.weight_files import Chain, WeightFile, locate
+from areal_like.transfer import Layout
+from areal_like.transfer.deltas import check, read_delta, read_full, read_layout
+from areal_like.transfer.files import Chain, WeightFile, locate
 
 AT_ONCE = 1 << 28  # bytes that go to the device together
 

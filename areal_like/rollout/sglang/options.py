@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,10 +12,9 @@ import numpy as np
 from areal_like.config.findings import nearest_words
 from areal_like.config.options import OptionProblem, read_options
 from areal_like.config.schema import ChatJudgeConfig, RewardModelConfig, RunConfig, TeacherConfig
-from areal_like.rollout.sglang import adapters, scoring
 from areal_like.rollout.sglang.architectures import read_config
 from areal_like.rollout.sglang.decode_graphs import graph_options
-from areal_like.rollout.sglang.routes import OPTION
+from areal_like.rollout.sglang.patch import SCORE, all_patches
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
@@ -131,11 +130,16 @@ def is_on(options: Mapping[str, object], field: str) -> bool:
 
 
 def server_arguments(
-    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0, *, routes: bool = False
+    config: RunConfig,
+    model: Path,
+    sizes: ParallelSizes,
+    device: str,
+    index: int = 0,
+    columns: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Return SGLang's arguments for server `index` of the run; each draws its own random numbers.
+    """Return SGLang's arguments for server `index` of the run, whose answers have `columns` beside tokens.
 
-    With `routes` it records the experts of every token.
+    Each server draws its own random numbers.
     """
     sglang, context_length = config.sglang, config.context_length
     # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
@@ -157,10 +161,10 @@ def server_arguments(
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
-        OPTION: routes,
-        adapters.FLAG.removeprefix("--"): _served_adapter(config),
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }
+    for patch in all_patches():
+        options |= patch.options(config, columns)
     if device == "cpu":
         options |= _ON_CPU
         options |= {"max-total-tokens": cached_tokens_on_cpu(config)}
@@ -177,14 +181,6 @@ def cached_tokens_on_cpu(config: RunConfig) -> int:
     groups = config.prompts_per_step * (1 + config.rollout.max_head_offpolicyness)
     limits = (groups * config.gconfig.n_samples, MOST_SEQUENCES_ON_CPU, config.sglang.max_running_requests)
     return config.context_length * min(limit for limit in limits if limit)
-
-
-def _served_adapter(config: RunConfig) -> str | None:
-    actor = config.actor
-    if not config.weight_update.adapters:
-        return None
-    names = list(config.adapters) or [adapters.ONLY]
-    return adapters.ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules, names).as_argument()
 
 
 def _parts(context_length: int) -> int:
@@ -220,7 +216,7 @@ def teacher_arguments(
         "skip-tokenizer-init": True,
         "disable-cuda-graph": True,  # which only generation would use
         **_UNGUIDED,
-        scoring.FLAG.removeprefix("--"): config.gconfig.temperature,
+        SCORE.removeprefix("--"): config.gconfig.temperature,
     }
     return _scorer(config, teacher.dtype, directory, sizes, device, options)
 

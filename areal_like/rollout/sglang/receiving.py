@@ -11,37 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, EXPORT_LAYOUT, FILES, NOTE, WATCH, Layout
-from areal_like.rollout.sglang.adapters import adapter_tensors, replace_adapters
-from areal_like.rollout.sglang.checksum import compare, compare_noted, note, watch
-from areal_like.rollout.sglang.giving_up import is_marked, wait_for
-from areal_like.rollout.sglang.ipc import device_name, open_handle
 from areal_like.rollout.sglang.loading import addresses, load
 from areal_like.rollout.sglang.local_copy import LocalCopy
-from areal_like.rollout.sglang.weight_files import Chain
+from areal_like.transfer import EXPORT_LAYOUT, Layout
+from areal_like.transfer.files import Chain
+from areal_like.transfer.giving_up import is_marked, wait_for
+from areal_like.transfer.ipc import device_name, open_handle
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 
 
 def receive_exported(runner: Any, handles: Mapping[str, str], group: Any) -> tuple[bool, str]:
-    """Load the bucket exported on its device on every rank of a server (`group`).
-
-    WATCH and COMPARE instead of handles enclose an update over any transport whose checksums are compared, NOTE and
-    COMPARE_NOTED enclose one that sends the server's present weights.
-    """
-    if NOTE in handles:
-        return _on_each(group, lambda: note(runner.model, adapter_tensors(runner)))
-    if COMPARE_NOTED in handles:
-        return _on_each(group, lambda: compare_noted(runner.model, adapter_tensors(runner)))
-    if WATCH in handles:
-        return _on_each(group, lambda: watch(runner.model))
-    if COMPARE in handles:
-        return _on_each(group, lambda: compare(runner.model, json.loads(handles[COMPARE])))
-    if ADAPTERS in handles:
-        return _on_each(group, lambda: replace_adapters(runner, handles[ADAPTERS]))
-    if FILES in handles:
-        return _receive_files(runner, handles[FILES], group)
-    return _on_each(group, lambda: _load_exported(runner, handles))
+    """Load the bucket exported on its device on every rank of a server (`group`)."""
+    return on_each(group, lambda: _load_exported(runner, handles))
 
 
 def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]:
@@ -50,7 +32,7 @@ def receive_broadcast(runner: Any, request: Any, group: Any) -> tuple[bool, str]
     One request of SGLang's `/update_weights_from_distributed` names them all: its `load_format` has how many of the
     tensors each bucket holds, as a JSON list.
     """
-    return _on_each(group, lambda: _load_buckets(runner, request))
+    return on_each(group, lambda: _load_buckets(runner, request))
 
 
 def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
@@ -61,10 +43,10 @@ def receive_checkpoint(read: Callable[[], Any], group: Any) -> tuple[bool, str]:
         if not answer.success:
             raise RuntimeError(answer.message)
 
-    return _on_each(group, work)
+    return on_each(group, work)
 
 
-def _receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
+def receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
     """Load the weights after the last of a chain of files on every rank of a server.
 
     The first update creates the server's copy of the weights, in a file that the request's token names. After a failure
@@ -82,7 +64,7 @@ def _receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
 
     runner.local_copy = getattr(runner, "local_copy", None)
     for step in (create, lambda: runner.local_copy.open(), lambda: runner.local_copy.update(chain), load_all):
-        done, told = _on_each(group, step)
+        done, told = on_each(group, step)
         if not done:
             if runner.local_copy is not None:
                 runner.local_copy.unlink()
@@ -91,7 +73,8 @@ def _receive_files(runner: Any, request: str, group: Any) -> tuple[bool, str]:
     return done, told
 
 
-def _on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
+def on_each(group: Any, work: Callable[[], None]) -> tuple[bool, str]:
+    """Do `work` on every rank of a server (`group`); return whether all have succeeded, and what has failed."""
     problem = ""
     try:
         work()

@@ -13,11 +13,11 @@ import aiohttp
 import numpy as np
 
 from areal_like.images import Images
-from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
-from areal_like.rollout.sglang.giving_up import GIVE_UP
-from areal_like.rollout.sglang.http import Connection, encode
-from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource
+from areal_like.rollout.http import Connection, encode
+from areal_like.rollout.sglang import COMMAND, DOWNLOAD, GIVE_UP
 from areal_like.routes import Routes, RouteShape
+from areal_like.transfer import Layout
+from areal_like.transfer.files import Chain, FileSource
 from areal_like.types import Floats, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"
@@ -151,9 +151,15 @@ class Server:
         body = {"zmq_handles": handles, "flush_cache": False, "weight_version": weight_version}
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
+    async def command(self, name: str, text: str, timeout_s: float, version: int | None = None) -> None:
+        """Have all ranks carry out a command of a patch; the last one of an update names the `version`."""
+        weight_version = None if version is None else str(version)
+        body = {"name": name, "text": text, "weight_version": weight_version}
+        await self.connection.update(COMMAND, body, timeout_s)
+
     async def load_files(self, chain: Chain, version: int, timeout_s: float) -> None:
         """Load the weights after a chain of files as `version`; the server reads only new ones."""
-        await self.open_exported({FILES: chain.to_json(secrets.token_hex(8))}, version, timeout_s)
+        await self.command("files", chain.to_json(secrets.token_hex(8)), timeout_s, version)
 
     async def download(self, source: FileSource, chain: Chain, state: str | None, timeout_s: float) -> None:
         """Download the files that a server in a state of the chain lacks, while it generates."""
@@ -163,25 +169,23 @@ class Server:
 
     async def load_adapters(self, paths: Mapping[str, str], version: int, timeout_s: float) -> None:
         """Replace adapters, by name, by the files in directories; the server then has `version`."""
-        await self.open_exported({ADAPTERS: json.dumps(paths)}, version, timeout_s)
+        await self.command("adapters", json.dumps(paths), timeout_s, version)
 
     async def watch_checksums(self, timeout_s: float) -> None:
         """Start computing checksums of all tensors that the server loads."""
-        await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {WATCH: ""}, "flush_cache": False}, timeout_s)
+        await self.command("watch", "", timeout_s)
 
     async def compare_checksums(self, expected: str, timeout_s: float) -> None:
         """Compare the server's checksums with `expected`, a JSON object by tensor; raise ServerError if one differs."""
-        body = {"zmq_handles": {COMPARE: expected}, "flush_cache": False}
-        await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+        await self.command("compare", expected, timeout_s)
 
     async def note_weights(self, timeout_s: float) -> None:
         """Store the checksums of the server's weights on the server."""
-        await self.connection.update(OPEN_EXPORTED, {"zmq_handles": {NOTE: ""}, "flush_cache": False}, timeout_s)
+        await self.command("note", "", timeout_s)
 
     async def compare_noted(self, timeout_s: float) -> None:
         """Raise ServerError, which names the tensors, if the weights have changed since `note_weights`."""
-        body = {"zmq_handles": {COMPARE_NOTED: ""}, "flush_cache": False}
-        await self.connection.update(OPEN_EXPORTED, body, timeout_s)
+        await self.command("compare noted", "", timeout_s)
 
     async def weight_version(self, timeout_s: float) -> str:
         """Return the version of the server's weights."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.adapters import ONLY
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
+from areal_like.transfer import ONLY_ADAPTER
 from areal_like.weights.disk.controller import send_once
 from areal_like.weights.sync import SyncSpec
 
@@ -30,7 +30,7 @@ class AdapterSync:
 
     @property
     def _trainers(self) -> Mapping[str, Trainer]:
-        return self.spec.adapters or {ONLY: self.trainer}
+        return self.spec.adapters or {ONLY_ADAPTER: self.trainer}
 
     async def connect(self) -> None:
         """Prepare nothing: earlier updates only save servers from receiving adapters again."""

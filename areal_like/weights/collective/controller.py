@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from areal_like.errors import ServerError, WorkerError
+from areal_like.rollout.http import AFTERMATH_S, Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
 from areal_like.rollout.sglang.server import Server, WeightGroup, broadcast_request
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left

@@ -10,8 +10,8 @@ from torch.distributed.distributed_c10d import _new_process_group_helper, _set_p
 
 from areal_like.cluster.ports import listen, stop_listening
 from areal_like.cluster.workers import is_cancelled
-from areal_like.rollout.sglang.giving_up import wait_for
 from areal_like.trainer.engine import TrainEngine
+from areal_like.transfer.giving_up import wait_for
 from areal_like.weights.buckets import Buckets
 
 FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died never comes

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from areal_like.errors import ServerError, WorkerError
 from areal_like.events import note, now
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
-from areal_like.rollout.sglang.weight_files import Chain
 from areal_like.trainer.remote import Trainer
+from areal_like.transfer.files import Chain
 from areal_like.weights.deltas.downloads import ServerDownloads
 from areal_like.weights.disk.controller import raise_if_full
 from areal_like.weights.sync import SyncSpec, with_those_left

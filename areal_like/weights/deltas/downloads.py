@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from areal_like.errors import ServerError
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
-from areal_like.rollout.sglang.weight_files import Chain, FileSource
+from areal_like.transfer.files import Chain, FileSource
 
 SHARE = 2 / 3  # of the time of an update, for downloads; the rest is for loading
 LATE_S = 24 * 3600.0  # that a server which has joined may download; a new full copy ends that earlier

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from areal_like.rollout.sglang.checksum import checksum
-from areal_like.rollout.sglang.deltas import differences, write_delta, write_full
-from areal_like.rollout.sglang.weight_files import WeightFile
 from areal_like.trainer.engine import TrainEngine
+from areal_like.transfer.checksum import checksum
+from areal_like.transfer.deltas import differences, write_delta, write_full
+from areal_like.transfer.files import WeightFile
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang import EXPORT_LAYOUT
-from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
 from areal_like.trainer.remote import Trainer
+from areal_like.transfer import EXPORT_LAYOUT
 from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
 

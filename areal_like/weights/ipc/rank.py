@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from areal_like.rollout.sglang.ipc import device_name, export_handle
 from areal_like.trainer.engine import TrainEngine
+from areal_like.transfer.ipc import device_name, export_handle
 from areal_like.weights.buckets import Buckets
 
 

@@ -25,15 +25,16 @@ from areal_like.columns import Ragged
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, ServerError
 from areal_like.images import Images
-from areal_like.rollout.sglang import http
-from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout import http
+from areal_like.rollout.http import Deadline
+from areal_like.rollout.sglang.checksums import compare_noted, note
 from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.run import loop
 from areal_like.run.logprob_check import check_logprobs
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy
 from areal_like.sampling_masks import KEPT
+from areal_like.transfer.checksum import checksum
 from areal_like.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")

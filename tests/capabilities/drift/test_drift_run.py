@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 TENSOR, SHAPE = "model.layers.0.mlp.down_proj.weight", (128, 384)
 WRONG_AFTER_A_STEP = """
-from areal_like.rollout.sglang.http import Deadline
+from areal_like.rollout.http import Deadline
 from areal_like.run import loop
 
 original = loop.publish

@@ -1,7 +1,7 @@
 """When requests that wait are prefilled: not one at a time, and equal prompts once.
 
 On a GPU, a prefill makes every running request wait for a pass that the host launches kernel by kernel. Where requests
-end and start one at a time, SGLang would prefill after most decoding passes: a third of the speed of a model of 0.1B.
+end and start one at a time, SGLang 0.5.17 would prefill after most decoding passes: a third of the speed of 0.1B.
 So waiting requests gather. SGLang's own `--enable-prefill-delayer` does the same, but its ranks exchange their numbers
 before each pass, which takes 0.4 ms, and its limit in seconds may pass on one rank before another. Here all ranks apply
 the same rule to numbers that are equal on all of them.
@@ -13,17 +13,19 @@ and find its keys and values in the cache; each of them then computes a single t
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from areal_like.rollout.sglang.patch import Launch, Patch
+
 GATHERED = 0.1  # share of the running requests that waits before a prefill
 MOST_PASSES = 32  # that a request waits; 0.3 s of a small model
 
 
 def prefilling_once() -> type:
     """Return SGLang's Scheduler, with requests that wait for others."""
+    from sglang.srt.managers import scheduler
     from sglang.srt.managers.schedule_batch import NextBatchPlan
     from sglang.srt.managers.schedule_policy import match_prefix_for_req
-    from sglang.srt.managers.scheduler import Scheduler
 
-    class PrefillingOnce(Scheduler):
+    class PrefillingOnce(scheduler.Scheduler):  # type: ignore[misc,name-defined]
         waiting_queue: list[Any]
         delayed = 0  # passes since a request could have been prefilled
 
@@ -78,3 +80,14 @@ def followers(waiting: Sequence[Any], in_cache: Callable[[Any], bool]) -> list[A
                 later.setdefault(prompt, []).append(request)
             seen.add(prompt)
     return [request for same in later.values() if not in_cache(same[0]) for request in same]
+
+
+def prefill_once(launch: Launch) -> None:
+    """Let requests of a server that generates wait for others."""
+    if launch.generates:
+        from sglang.srt.managers import scheduler
+
+        scheduler.Scheduler = prefilling_once()
+
+
+PATCH = Patch(schedule=prefill_once)

@@ -15,11 +15,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from areal_like.data.processor import FIXED, GRID
 from areal_like.images import ImageError, decode, image_token
+from areal_like.rollout.sglang.patch import Launch, Patch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,3 +163,28 @@ def forget_images() -> None:
 
     if mm_utils.embedding_cache is not None:
         mm_utils.embedding_cache.clear()
+
+
+def renew_images(launch: Launch) -> None:
+    """Complete positions of requests as they are queued, and remove embeddings with each change of the weights."""
+    if not launch.generates:
+        return
+    from sglang.srt.managers.scheduler import Scheduler, SchedulerWeightUpdaterManager
+
+    queue, flush = Scheduler._add_request_to_queue, SchedulerWeightUpdaterManager.flush_cache_after_weight_update
+
+    @wraps(queue)
+    def queue_complete(self: Any, request: Any, *arguments: Any, **options: Any) -> None:
+        add_positions(request)
+        queue(self, request, *arguments, **options)
+
+    @wraps(flush)
+    def flush_with_images(self: Any, request: Any) -> None:
+        flush(self, request)
+        forget_images()
+
+    Scheduler._add_request_to_queue = queue_complete
+    SchedulerWeightUpdaterManager.flush_cache_after_weight_update = flush_with_images
+
+
+PATCH = Patch(serve=lambda launch: keep_sent_tokens(launch.model.model_type), schedule=renew_images)

@@ -1,8 +1,7 @@
 """IPC handles: the server's rank reads weights from the memory of the trainer rank on the same device, without a copy.
 
 A handle is JSON: CUDA's own handle (`cudaIpcGetMemHandle`, as torch 2.11 shares storages between processes), or
-on CPU the name of a file that both map. Nothing is unpickled, unlike in SGLang's `/update_weights_from_tensor`, and
-its `/update_weights_from_ipc` carries a text for each device, which is otherwise a socket of checkpoint-engine's.
+on CPU the name of a file that both map. Nothing is unpickled.
 """
 
 from __future__ import annotations

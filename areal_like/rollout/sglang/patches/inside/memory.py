@@ -106,9 +106,9 @@ def as_if_idle(updater: Any) -> Iterator[None]:
 
 def updater_with_requests() -> type:
     """Return SGLang's weight updater, which can release memory while requests wait, and keeps their slots."""
-    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+    from sglang.srt.managers import scheduler
 
-    class UpdaterWithRequests(SchedulerWeightUpdaterManager):
+    class UpdaterWithRequests(scheduler.SchedulerWeightUpdaterManager):  # type: ignore[misc,name-defined]
         bring_back: Any = None  # of `keep`, while the memory is released
 
         def release_memory_occupation(self, request: Any) -> Any:

@@ -1,11 +1,11 @@
 """Configuration fields that SGLang 0.5.17 reads and transformers 5.12 has renamed or dropped."""
 
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from areal_like.data.model_types import register_model_types
+from areal_like.rollout.sglang.patch import Patch
 
 # By configuration class: SGLang's name of a field, and transformers' name of it
 _RENAMED = {"gemma2.Gemma2Config": {"hidden_act": "hidden_activation"}}
@@ -16,12 +16,6 @@ _DROPPED: dict[str, dict[str, Any]] = {
     "deepseek_v2.DeepseekV2Config": {"moe_layer_freq": 1, "scoring_func": "softmax"},
     "deepseek_v3.DeepseekV3Config": {"moe_layer_freq": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
 }
-
-
-def run_with_config_names(run: Callable[..., None], *arguments: Any, **options: Any) -> None:
-    """Run a scheduler process with these names: a spawned one has nothing that the launcher's process has changed."""
-    restore_config_names()
-    run(*arguments, **options)
 
 
 @cache  # a forked process has them already
@@ -106,3 +100,6 @@ def _read_layer_types() -> None:
 
     Qwen3NextConfig.__init__ = keep_layer_types
     Qwen3NextConfig.layers_block_type = property(layers_block_type)
+
+
+PATCH = Patch(prepare=lambda launch: restore_config_names() or (), schedule=lambda launch: restore_config_names())

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
 
-GIVE_UP = "/give_up_weights_update_group"
 LOOK_S = 0.5  # between two looks
 _NAME = re.compile(r"[\w-]+")
 
@@ -46,19 +45,6 @@ def mark(name: str) -> None:
 def is_marked(name: str) -> bool:
     """Return whether a group is given up."""
     return _note(name).exists()
-
-
-def add_route(app: Any) -> None:
-    """Add the route of `Server.give_up_group` to a server's `app`."""
-    from fastapi import Body
-
-    @app.post(GIVE_UP)
-    async def give_up(group_name: str = Body(embed=True)) -> dict[str, object]:
-        try:
-            mark(group_name)
-        except (OSError, ValueError) as error:
-            return {"success": False, "message": str(error)}
-        return {"success": True, "message": "given up"}
 
 
 def _is_over(work: Work) -> bool:

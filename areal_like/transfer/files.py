@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-DOWNLOAD = "/download_weights"  # where servers take the request to download files
 FOLDER = "downloads"  # of a server's temporary directory
 
 

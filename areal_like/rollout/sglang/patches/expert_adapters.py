@@ -1,8 +1,10 @@
-"""Corrects SGLang 0.5.17's adapters in models with experts."""
+"""Sizes of adapters in models with experts: SGLang 0.5.17 reads some in config.json that belong to another layer."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from areal_like.rollout.sglang.patch import Patch
 
 
 def measure_feed_forward() -> None:
@@ -24,3 +26,6 @@ def measure_feed_forward() -> None:
         return sizes
 
     mem_pool.get_hidden_dim = measure
+
+
+PATCH = Patch(schedule=lambda launch: measure_feed_forward() if launch.server.enable_lora else None)

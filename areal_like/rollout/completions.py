@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from areal_like.rollout.sglang.http import Connection
+from areal_like.rollout.http import Connection
 from areal_like.types import Floats, Ints
 
 

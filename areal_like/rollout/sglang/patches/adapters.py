@@ -1,9 +1,9 @@
 """A server of adapters: SGLang keeps the weights of the model, and an update replaces adapters (LoRA) in place.
 
-SGLang serves adapters by name, and an adapter with a name never changes. Here the matrices of an adapter are replaced
-while generation is paused, as the weights of a model are in the other weight updates. So requests continue, every token
-has its version, and versions have prefixes of their own (`versions.py`); SGLang keeps those of adapters apart. A single
-adapter belongs to all requests; of several, each request names its own.
+SGLang 0.5.17 serves adapters by name, and an adapter with a name never changes. Here the matrices of an adapter are
+replaced while generation is paused, as the weights of a model are in the other weight updates. So requests continue,
+every token has its version, and versions have prefixes of their own (`versions.py`); SGLang keeps those of adapters
+apart. A single adapter belongs to all requests; of several, each request names its own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from areal_like.config.schema import RunConfig
 from areal_like.rollout.sglang.adapted_layers import EXPERTS, adapted_layers, usual_name
+from areal_like.rollout.sglang.patch import Launch, Patch
+from areal_like.transfer import ONLY_ADAPTER
 
 FLAG = "--served-adapter"  # of our launcher alone
-ONLY = "policy"  # the name of a single adapter
 _TENSORS = "adapter_model.safetensors"
 
 
@@ -29,30 +31,35 @@ class ServedAdapter:
     rank: int
     alpha: float
     targets: Sequence[str]
-    names: Sequence[str] = (ONLY,)
-
-    def as_argument(self) -> str:
-        """Return the value after FLAG."""
-        return json.dumps(asdict(self))
+    names: Sequence[str]
 
 
-def split_adapter(arguments: list[str], cuda: bool) -> list[str]:
-    """Return SGLang's own arguments, among them adapters that add nothing yet if a run sends adapters."""
-    if FLAG not in arguments:
-        return arguments
-    place = arguments.index(FLAG)
-    adapter = ServedAdapter(**json.loads(arguments[place + 1]))
+def served_adapter(config: RunConfig) -> str | None:
+    """Return the value after FLAG of a run that sends adapters."""
+    actor = config.actor
+    if not config.weight_update.adapters:
+        return None
+    names = list(config.adapters) or [ONLY_ADAPTER]
+    return json.dumps(asdict(ServedAdapter(actor.lora_rank, actor.lora_alpha, actor.target_modules, names)))
+
+
+def serve_adapters(launch: Launch) -> Sequence[str]:
+    """Return SGLang's arguments for adapters that add nothing yet, if a run sends adapters."""
+    if FLAG not in launch.own:
+        return ()
+    adapter = ServedAdapter(**json.loads(launch.own[FLAG]))
     if len(adapter.names) == 1:
         _serve_to_all(*adapter.names)
-    if not cuda:
+    if not launch.cuda:
         _leave_memory_pageable()
+    arguments = launch.arguments
     layers = adapted_layers(adapter.targets, Path(arguments[arguments.index("--model-path") + 1]))
-    backend = [] if cuda else ["--lora-backend", "torch_native"]
+    backend = [] if launch.cuda else ["--lora-backend", "torch_native"]
     empty = _write_empty(adapter, layers)
     paths = [f"{name}={empty}" for name in adapter.names]
     most = len(paths) + 1  # in a batch: beside these, none
     served = ["--enable-lora", "--lora-paths", *paths, "--max-loras-per-batch", str(most)]
-    return [*arguments[:place], *arguments[place + 2 :], *served, *backend, *_serve_experts(layers)]
+    return [*served, *backend, *_serve_experts(layers)]
 
 
 def _serve_experts(layers: Collection[str]) -> list[str]:
@@ -109,10 +116,15 @@ def _leave_memory_pageable() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self
 
 
-def replace_adapters(runner: Any, paths: str) -> None:
-    """Replace adapters of this rank by the files at `paths`, a JSON object by name; generation is paused."""
-    for name, path in json.loads(paths).items():
-        _replace(runner.lora_manager, name, path)
+def replace_adapters(runner: Any, paths: str, group: Any) -> tuple[bool, str]:
+    """Replace adapters of all ranks by the files at `paths`, a JSON object by name; generation is paused."""
+    from areal_like.rollout.sglang.receiving import on_each
+
+    def replace() -> None:
+        for name, path in json.loads(paths).items():
+            _replace(runner.lora_manager, name, path)
+
+    return on_each(group, replace)
 
 
 def _replace(manager: Any, name: str, path: str) -> None:
@@ -159,3 +171,11 @@ def adapter_tensors(runner: Any) -> dict[str, Any]:
                 for place, layers in buffers.items():
                     tensors |= {f"{ref.lora_name}.{i}.{place}.{kind}": layer[slot] for i, layer in enumerate(layers)}
     return tensors
+
+
+PATCH = Patch(
+    options=lambda config, columns: {FLAG.removeprefix("--"): served_adapter(config)},
+    flags=(FLAG,),
+    prepare=serve_adapters,
+    commands={"adapters": replace_adapters},
+)

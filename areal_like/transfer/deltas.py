@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from areal_like.rollout.sglang import Layout
+from areal_like.transfer import Layout
 
 PIECE = 1 << 22  # words that are compared at once, which bounds the memory for it
 LEVEL = 1  # of zlib; higher ones are much slower, and a few percent smaller

@@ -3,15 +3,12 @@
 SGLang can pause between two passes (`/pause_generation`), load new weights and continue the same requests. Added:
 - a version for each token, in `meta_info`: a pass runs under one version, and labels change only at the first pass of
   another version, so that a pass and a token cost nothing;
-- a separate prefix cache for each version, and for each time that a restarted trainer sends a version again; embeddings
-  of images are removed;
+- a separate prefix cache for each version, and for each time that a restarted trainer sends a version again;
 - a pause that lasts until the GPU is idle on every rank, and that no watchdog takes for a hang;
-- weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`), and GPU memory that
-  is given back while requests wait (`memory.py`);
-- one prefill for requests that wait together (`one_prefill.py`).
+- weights that one request brings, or that a trainer rank exports by IPC handles (`receiving.py`).
 
 It needs one label per pass, so no speculative decoding, and no pipeline stages, which do not pause. SGLang from 0.5.19
-on labels tokens itself, as `weight_versions`: then `run_scheduler` goes and `columns.with_columns` takes those.
+on labels tokens itself, as `weight_versions`: then the labels go and `columns.with_columns` takes those.
 """
 
 from __future__ import annotations
@@ -23,31 +20,24 @@ from weakref import WeakSet
 
 from areal_like.cluster.lifetime import GLOO_VARIABLE
 from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
-from areal_like.rollout.sglang.images import add_positions, forget_images
 from areal_like.rollout.sglang.labels import LABELS, TokenLabels
-from areal_like.rollout.sglang.routes import number_routers, record_compactly
+from areal_like.rollout.sglang.patch import Launch, Patch
 
 
-def run_scheduler(*arguments: Any, **options: Any) -> None:
-    """Run SGLang's scheduler process with labels; for `launch_server(run_scheduler_process_func=...)`.
+def label_and_update(launch: Launch) -> None:
+    """Replace SGLang's classes in a scheduler process of a server that generates."""
+    if launch.generates:
+        from sglang.srt.managers import scheduler
 
-    It replaces SGLang's classes in the process that it runs in, be that forked or spawned.
-    """
-    from sglang.srt.managers import scheduler
-
-    if arguments[0].enable_return_routed_experts:
-        record_compactly(arguments[0])
-        number_routers()
-    scheduler.Scheduler = updating_scheduler()
-    scheduler.SchedulerWeightUpdaterManager = labelling_updater()
-    scheduler.run_scheduler_process(*arguments, **options)
+        scheduler.Scheduler = updating_scheduler()
+        scheduler.SchedulerWeightUpdaterManager = labelling_updater()
 
 
 def labelling_scheduler() -> type:
     """Return SGLang's Scheduler, which knows the version that it runs, `version`, and labels tokens with it."""
-    from areal_like.rollout.sglang.one_prefill import prefilling_once
+    from sglang.srt.managers import scheduler
 
-    class LabellingScheduler(prefilling_once()):  # type: ignore[misc]
+    class LabellingScheduler(scheduler.Scheduler):  # type: ignore[misc,name-defined]
         def init_weight_updater(self) -> None:
             super().init_weight_updater()
             self.version = self.server_args.weight_version
@@ -103,13 +93,11 @@ def updating_scheduler() -> type:
             if self.version.isdigit() and version.isdigit() and int(version) < int(self.version):
                 self.rewinds += 1
             self.version = version
-            forget_images()
             for request in self.waiting_queue:
                 self._keep_apart(request)
 
         def _add_request_to_queue(self, request: Any, *arguments: Any, **options: Any) -> None:
             self._keep_apart(request)
-            add_positions(request)
             super()._add_request_to_queue(request, *arguments, **options)
 
         def _keep_apart(self, request: Any) -> None:
@@ -123,13 +111,12 @@ def updating_scheduler() -> type:
 
 def labelling_updater() -> type:
     """Return SGLang's weight updater, which reports a version to the scheduler once all of its weights are loaded."""
-    from sglang.srt.managers import io_struct
+    from sglang.srt.managers import io_struct, scheduler
 
     from areal_like.rollout.sglang.loading import renew_copies
-    from areal_like.rollout.sglang.memory import updater_with_requests
     from areal_like.rollout.sglang.receiving import receive_broadcast, receive_checkpoint, receive_exported
 
-    class LabellingUpdater(updater_with_requests()):  # type: ignore[misc]
+    class LabellingUpdater(scheduler.SchedulerWeightUpdaterManager):  # type: ignore[misc,name-defined]
         def init_weights_update_group(self, request: Any) -> Any:
             if interface := os.environ.get(WEIGHTS_INTERFACE_VARIABLE):
                 os.environ[GLOO_VARIABLE] = interface  # of this group alone: all others exist
@@ -158,3 +145,6 @@ def labelling_updater() -> type:
                 self.scheduler.begin(request.weight_version)
 
     return LabellingUpdater
+
+
+PATCH = Patch(schedule=label_and_update)

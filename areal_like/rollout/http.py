@@ -12,7 +12,8 @@ import aiohttp
 import orjson
 
 from areal_like.errors import Fault, ServerError
-from areal_like.rollout.sglang import KEEP_ALIVE_S
+
+KEEP_ALIVE_S = 600  # time that a server keeps an idle connection
 
 # A request to a dying server fails before the server's watcher reports the cause: the failure waits for that report.
 AFTERMATH_S = 3.0

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 from areal_like.rollout.sglang.architectures import read_fields
+from areal_like.rollout.sglang.patch import Launch, Patch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,11 +32,11 @@ _ATTENTION = "--attention-backend"
 _KERNELS = ("extend_attention_fwd", "extend_attention_fwd_unified")  # the second serves deterministic inference
 
 
-def adapt_arguments(arguments: list[str]) -> list[str]:
-    """Return a GPU server's arguments, with additions for such a model: Triton's attention alone has masks."""
-    if read_fields(arguments).get("model_type") not in SEES_WHOLE_IMAGES:
-        return arguments
-    return [*arguments, *_ARGUMENTS, *(() if _ATTENTION in arguments else (_ATTENTION, "triton"))]
+def image_arguments(launch: Launch) -> Sequence[str]:
+    """Return a GPU server's further arguments for such a model: Triton's attention alone has masks."""
+    if not launch.cuda or read_fields(launch.arguments).get("model_type") not in SEES_WHOLE_IMAGES:
+        return ()
+    return [*_ARGUMENTS, *(() if _ATTENTION in launch.arguments else (_ATTENTION, "triton"))]
 
 
 def image_spans(inputs: Sequence[Any]) -> list[list[tuple[int, int]]]:
@@ -103,8 +104,10 @@ def wrap_kernel(kernel: Callable[..., None], backend: Any) -> Callable[..., None
     return attend
 
 
-def see_whole_images() -> None:
+def see_whole_images(launch: Launch) -> None:
     """Compute gemma3's image tokens with these masks."""
+    if not launch.cuda or "Gemma3ForConditionalGeneration" not in launch.architectures:
+        return
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
     from sglang.srt.model_executor.forward_context import get_attn_backend
     from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration
@@ -121,3 +124,6 @@ def see_whole_images() -> None:
     Gemma3ForConditionalGeneration.prepare_attn_masks = lambda self, batch, *_, **__: add_masks(
         get_attn_backend(), batch
     )
+
+
+PATCH = Patch(prepare=image_arguments, schedule=see_whole_images)

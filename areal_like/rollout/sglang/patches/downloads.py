@@ -1,4 +1,4 @@
-"""Weight files that a server downloads (`weight_update.url`), while it generates.
+"""A route that has a server download weight files while it generates (`weight_update.url`); SGLang 0.5.17 has none.
 
 An interrupted download continues where it stopped if the web server knows ranges (RFC 9110, section 14).
 """
@@ -16,7 +16,9 @@ from typing import Any
 
 import requests
 
-from areal_like.rollout.sglang.weight_files import DOWNLOAD, FileSource, WeightFile, locate
+from areal_like.rollout.sglang import DOWNLOAD
+from areal_like.rollout.sglang.patch import Launch, Patch
+from areal_like.transfer.files import FileSource, WeightFile, locate
 
 CHUNK = 1 << 20  # bytes
 SILENCE_S = 10.0  # without a byte; then the connection counts as lost
@@ -98,8 +100,10 @@ class Downloads:
             raise requests.ConnectionError(f"the connection closed after {received} of {size} bytes")
 
 
-def add_route(app: Any) -> None:
-    """Add the route of `Server.download` to a server's `app`."""
+def add_route(_: Launch) -> None:
+    """Add the route of `Server.download`."""
+    from sglang.srt.entrypoints.http_server import app
+
     downloads = Downloads()
 
     @app.post(DOWNLOAD)
@@ -124,3 +128,6 @@ def _describe(error: requests.RequestException) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+PATCH = Patch(serve=add_route)

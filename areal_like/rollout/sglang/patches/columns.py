@@ -1,7 +1,7 @@
 """Tokens and log-probs of a streamed answer as bytes, which the controller reads several times as fast.
 
-SGLang writes an id, a list and a label for each token in JSON: 44 bytes instead of 11, and three objects for Python to
-create.
+SGLang 0.5.17 writes an id, a list and a label for each token in JSON: 44 bytes instead of 11, and three objects for
+Python to create.
 """
 
 from base64 import b64encode
@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.rollout.sglang.labels import LABELS
-from areal_like.types import Ints
+from areal_like.rollout.sglang.labels import COLUMNS, LABELS
+from areal_like.rollout.sglang.patch import Patch
 
-COLUMNS = "output_columns"  # in meta_info: in base64 all tokens as int32, then all log-probs as float32
 _ROWS, _REASON = "output_token_logprobs", "finish_reason"
 _LOGPROB, _TOKEN = itemgetter(0), itemgetter(1)
 
 
 def send_columns() -> None:
-    """Add columns to SGLang 0.5.17's streamed answers to `/generate`, in the process that serves HTTP."""
+    """Add columns to SGLang's streamed answers to `/generate`, in the process that serves HTTP."""
     from sglang.srt.entrypoints import http_server
 
     dump = http_server.dumps_json
@@ -51,11 +50,4 @@ def with_columns(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{name: value for name, value in answer.items() if name != "output_ids"}, "meta_info": others}
 
 
-def read_columns(packed: bytes) -> Ints:
-    """Return tokens and the bits of their log-probs, `[2, tokens]`; raise ValueError where they are not columns."""
-    if len(packed) % 8:
-        raise ValueError(f"{len(packed)} bytes of tokens and log-probs")
-    columns = np.frombuffer(packed, "<i4").reshape(2, -1)
-    if not np.isfinite(columns[1].view("<f4")).all():
-        raise ValueError("log-probs that are not finite")
-    return columns
+PATCH = Patch(serve=lambda launch: send_columns())

@@ -9,7 +9,8 @@ import re
 from functools import wraps
 from typing import Any
 
-from areal_like.routes import route_type
+from areal_like.rollout.sglang.patch import Launch, Patch
+from areal_like.routes import ROUTES, route_type
 
 OPTION = "enable-return-routed-experts"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -64,3 +65,13 @@ def number_modules(model: Any) -> None:
     for name, module in model.named_modules():
         if isinstance(module, TopK) and module.layer_id is None and (layer := _LAYER.search(name)):
             module.layer_id = int(layer[1])
+
+
+def record_routes(launch: Launch) -> None:
+    """Record experts in a server whose answers have them."""
+    if launch.generates and launch.server.enable_return_routed_experts:
+        record_compactly(launch.server)
+        number_routers()
+
+
+PATCH = Patch(options=lambda config, columns: {OPTION: ROUTES in columns}, schedule=record_routes)

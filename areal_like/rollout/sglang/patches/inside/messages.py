@@ -1,0 +1,23 @@
+"""A command as SGLang's HTTP process sends it to its schedulers, and their answer."""
+
+from sglang.srt.managers import io_struct
+
+
+class Command(io_struct.BaseReq, kw_only=True):
+    """A command by name with its text; the last of an update brings the `weight_version`."""
+
+    name: str
+    text: str = ""
+    weight_version: str | None = None
+    flush_cache: bool = False
+    torch_empty_cache: bool = False
+
+
+class CommandDone(io_struct.BaseReq, kw_only=True):
+    """Whether all ranks have carried out a command."""
+
+    success: bool
+    message: str
+
+
+io_struct.hook_custom_types(Command, CommandDone)
