@@ -26,7 +26,6 @@ _BACKENDS = (
 )
 BACKENDS = {backend.name: backend for backend in _BACKENDS}
 UNKNOWN_BACKEND = Backend("", TRAINER, "dptcev", folds=True)
-RESERVED = (*BACKENDS, "attn", "ffn")
 SIZE_OF = {
     "attn": {"d": "dp", "t": "tp", "p": "pp", "c": "cp", "e": "ep", "v": "vpp"},
     "ffn": {"d": "ffn_dp", "t": "etp", "p": "ffn_pp", "e": "ep"},

@@ -33,8 +33,9 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.ports import listen
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 from areal_like.trainer.engine import EngineSpec, Rendezvous
 from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch, Floats

@@ -41,8 +41,9 @@ from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 from areal_like.run.model_files import model_directory
 from benchmarks.report import save
 

@@ -42,8 +42,9 @@ from areal_like.config.load import load
 from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.demo.init_model import _tensor_shapes, model_config
 from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
 from benchmarks.memory import SHAPES
 from benchmarks.report import ROOT, circumstances

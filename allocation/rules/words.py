@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from allocation.backends import BACKENDS, RESERVED, UNKNOWN_BACKEND
+from allocation.backends import BACKENDS, UNKNOWN_BACKEND
 from allocation.diagnostics import Problem
 from allocation.language.syntax import LARGEST, Dim
 from allocation.registry import LANGUAGE, STATE, rule
@@ -39,7 +39,7 @@ def backend_known(member: Engine) -> Iterator[Problem]:
 def name_reserved(member: Engine) -> Iterator[Problem]:
     """A name must not be a word of the language; the string would be ambiguous."""
     name = member.node.name
-    if name and name.text in RESERVED:
+    if name and name.text in (*BACKENDS, "attn", "ffn"):
         yield Problem(f"`{name}` is a reserved word and cannot be a name", (name.span,))
 
 

@@ -13,7 +13,8 @@ from typing import Annotated, Any
 from annotated_types import Len
 from pydantic import TypeAdapter, ValidationError
 
-from areal_like.config.findings import nearest_words
+from allocation.diagnostics import Finding
+from areal_like.config.findings import finding, nearest_words
 
 _KINDS: dict[str, Any] = {
     "null": None,
@@ -81,3 +82,9 @@ def read_options(table: Path) -> Mapping[str, Option]:
         name: Option(row.get("field", name), tuple(row.get("types", ())), tuple(row.get("choices", ())))
         for name, row in rows.items()
     }
+
+
+def option_finding(section: str, problem: OptionProblem) -> Finding:
+    """Return a finding about an option that a section passes on."""
+    nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
+    return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)

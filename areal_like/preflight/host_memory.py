@@ -28,7 +28,7 @@ from areal_like.preflight.machine import gpu_count
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import of_trainer
 from areal_like.preflight.view import RoleView, view_roles
-from areal_like.rollout.sglang.options import cached_tokens_on_cpu
+from areal_like.rollout.backends import backend_of
 from areal_like.types import Device
 
 # Private bytes of a process with its imports, before it has a model: the controller with Ray's processes, a trainer
@@ -105,7 +105,7 @@ def _engine_item(
     if device == "cpu" and actor is not None and engine.role == "rollout":
         item = ITEMS[config.actor.dtype]
         weights = server_weights(actor, engine.sizes) * item
-        cache = cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
+        cache = backend_of(config).cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
         weights += min(cache, int(MOST_CACHE * total))
     return HostItem(f"{engine.role} servers", SERVER + weights)
 
@@ -135,7 +135,7 @@ def _fix(
     config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
 ) -> str:
     """Return the smallest changes of keys with which the run fits on an idle machine, or another remedy."""
-    requests = cached_tokens_on_cpu(config) // config.context_length
+    requests = backend_of(config).cached_tokens_on_cpu(config) // config.context_length
     tokens = config.actor.mb_spec.max_tokens_per_mb
     changes = (
         [("sglang.max_running_requests", n) for n in _halves(requests, 8)],

@@ -1,6 +1,6 @@
 """The run's allocation, compiled, and the engine's requirements beyond the language."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -20,6 +20,7 @@ from areal_like.preflight.machine import device_of
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import memory_settings, of_trainer
 from areal_like.preflight.view import Models, RoleView, view_roles
+from areal_like.rollout.backends import backend_names, find_backend, register_backends
 
 _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`, as errors
 # Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and what else
@@ -43,7 +44,7 @@ _KINDS = {
 }
 _SCORERS = {"reward": "reward model", "teacher": "teacher", "judge": "judge"}
 _SECTIONS = {"reward": "reward.model", "teacher": "teacher.path", "judge": "reward.judge.path"}
-_BACKENDS = {"trainer": ("megatron", "fsdp"), "server": ("sglang",)}
+_TRAINERS = ("megatron", "fsdp")
 
 
 class Compile(Protocol):
@@ -62,6 +63,7 @@ def find_plan(
 
     `model` is the actor's, `role_models` are the models of other roles on trainer ranks, `image_share` is the data's.
     """
+    register_backends()
     if findings := list(_fields(config)):
         return None, findings
     models: Models = {**(role_models or dict.fromkeys(config.further_roles, model)), "actor": model}
@@ -201,7 +203,7 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
         if role not in present:
             kind = _KINDS[role]
             message = f"the allocation has no {kind} for the {name}"
-            yield about("RUN-ROLE-MISSING", role, message, f"add {_BACKENDS[kind][0]}[{role}]:…")
+            yield about("RUN-ROLE-MISSING", role, message, f"add {_able(role)[0]}[{role}]:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             message = f"this run has no {role}: the section {role} is missing"
@@ -213,7 +215,7 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             roles = "actor, rollout, ref, critic, reward, teacher and judge"
             message = f"no part of a run is called {role}; the roles are {roles}"
             yield about("RUN-ROLE-UNKNOWN", role, message, "leave it out")
-        elif engine.backend not in (able := _BACKENDS[_KINDS[role]]):
+        elif engine.backend not in (able := _able(role)):
             code = "RUN-ROLE-BACKEND"
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {' or '.join(able)}"
             if engine.kind != _KINDS[role]:
@@ -224,6 +226,13 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
             message = "SGLang cannot update the weights of all pipeline stages of a server"
             help = f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example"
             yield about("RUN-ROLE-SERVER-PIPELINE", role, message, help)
+
+
+def _able(role: str) -> Sequence[str]:
+    """Return the backends that a role can have."""
+    if _KINDS[role] == "trainer":
+        return _TRAINERS
+    return [name for name in backend_names() if role == "rollout" or find_backend(name).scorer_arguments is not None]
 
 
 def _spanning(plan: Plan) -> Iterator[EnginePlan]:

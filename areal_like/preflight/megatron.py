@@ -8,7 +8,7 @@ from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import ParallelSizes
 from areal_like.config.findings import finding, warn_ignored
-from areal_like.config.options import OptionProblem
+from areal_like.config.options import option_finding
 from areal_like.config.schema import PRECISIONS, MegatronConfig
 from areal_like.preflight.view import RoleView
 from areal_like.trainer.environment import attention_environment
@@ -59,12 +59,6 @@ def _fsdp(view: RoleView) -> Iterator[Finding]:
             f"{key}=float32 is unsupported: the FSDP trainer's attention on GPUs supports only bfloat16 and float16"
         )
         yield finding("RUN-FSDP-DTYPE", key, message, f"write {key}=bfloat16")
-
-
-def option_finding(section: str, problem: OptionProblem) -> Finding:
-    """Return a finding about an option that a section passes on."""
-    nearest = (*(f"{section}.{name}" for name in problem.names), *problem.values)
-    return finding(problem.code, f"{section}.{problem.name}", problem.message, problem.help, nearest=nearest)
 
 
 def _layout(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:

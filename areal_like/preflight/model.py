@@ -20,7 +20,7 @@ from areal_like.preflight.mtp import check_mtp
 from areal_like.preflight.start import check_start
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import check_tensors, check_weights, is_local
-from areal_like.rollout.sglang.architectures import served_architectures
+from areal_like.rollout.backends import find_backend
 from areal_like.trainer.fsdp.support import (
     ALWAYS_TIED,
     NOT_PACKED,
@@ -230,8 +230,8 @@ def _families_of_fsdp(path: str, spec: ModelSpec) -> Iterator[Finding]:
 
 def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Iterator[Finding]:
     """Find a model of an unknown family for which the installed SGLang has no code."""
-    served, named = served_architectures(), model.get("architectures") or []
-    if served and named and served.isdisjoint(named):
+    served, named = find_backend().architectures(), model.get("architectures") or []
+    if served and named and not {*named} & {*served}:
         message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
         yield finding("RUN-FSDP-ARCHITECTURE", path, message, "use a model of another family, such as a qwen3")
 

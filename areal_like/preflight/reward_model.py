@@ -9,7 +9,7 @@ from areal_like.config.findings import finding
 from areal_like.config.schema import RewardModelConfig, RunConfig
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.weights import is_local
-from areal_like.rollout.sglang.patches.classifier import CLASSES
+from areal_like.rollout.backends import find_backend
 from areal_like.types import Prompt
 
 _PATH = "reward.model.path"
@@ -46,8 +46,9 @@ def _files(model: RewardModelConfig, prompts: Sequence[Prompt]) -> Iterator[Find
         yield finding("RUN-REWARD-MODEL-TOKENIZER", _PATH, str(error), help)
         return
     names, labels = described.get("architectures") or ["missing"], len(described.get("id2label") or {0: "", 1: ""})
-    if names[0] not in CLASSES:
-        message = f"its architecture is {names[0]}; supported classifiers are {', '.join(CLASSES)}"
+    classes = find_backend().classifiers
+    if names[0] not in classes:
+        message = f"its architecture is {names[0]}; supported classifiers are {', '.join(classes)}"
         help = "use one of these, or a reward function of your own (reward.function)"
         yield finding("RUN-REWARD-MODEL-CLASS", _PATH, message, help)
     elif labels != 1:

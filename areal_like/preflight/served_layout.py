@@ -10,7 +10,7 @@ from allocation.plan import Plan
 from areal_like.config.findings import finding
 from areal_like.config.schema import SCORERS, RunConfig
 from areal_like.preflight.machine import device_of
-from areal_like.rollout.sglang.architectures import ON_GPUS_ALONE
+from areal_like.rollout.backends import find_backend
 from areal_like.types import Device
 
 
@@ -32,7 +32,7 @@ def check_served_layout(
 
 def check_served_family(device: Device, spec: ModelSpec, key: str) -> Iterator[Finding]:
     """Check that SGLang serves the family on the device."""
-    if device == "cpu" and spec.family in ON_GPUS_ALONE:
+    if device == "cpu" and spec.family in find_backend().on_gpus_alone:
         message = f"SGLang serves a {spec.family} on GPUs only: its CPU server lacks kernels of this family"
         yield finding(
             "RUN-CPU-FAMILY", key, message, "set device=cuda, or use a model of another family, such as a qwen3"

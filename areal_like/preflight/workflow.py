@@ -10,7 +10,7 @@ from areal_like.config.schema import SINGLE_TURN, EpisodeConfig, RewardConfig, R
 from areal_like.preflight.branches import check_branches
 from areal_like.preflight.mcp_servers import check_mcp_servers
 from areal_like.preflight.sandbox import check_sandbox
-from areal_like.rollout.sglang.options import tool_call_parsers
+from areal_like.rollout.backends import backend_of
 from areal_like.runtime.user_code import Portable, UserCodeError, load_object
 from areal_like.workflows.forms import Level, WorkflowError, level_of
 
@@ -44,7 +44,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
     judges = grades or any(data.workflow == SINGLE_TURN for data in config.evaluations.values())
     if levels.get("workflow") == "episode" and not judges and config.reward != RewardConfig():
         yield warn_ignored("reward", "the workflow returns the reward of an episode itself")
-    name, known = config.episode.tool_call_parser, tool_call_parsers()
+    name, known = config.episode.tool_call_parser, backend_of(config).tool_call_parsers()
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"
         message = f"SGLang has no tool-call parser {name!r}"

@@ -10,8 +10,8 @@ from pathlib import Path
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.errors import ServerError
 from areal_like.rewards.pool import Cause, Failure
+from areal_like.rollout.backends import DEFAULT, find_backend
 from areal_like.rollout.http import session
-from areal_like.rollout.sglang.server import Server
 from areal_like.types import Prompt, Reward
 
 
@@ -23,12 +23,15 @@ class RewardModel(AbstractAsyncContextManager["RewardModel"]):
     limits the time for one response, including the wait for its turn at the server.
     """
 
-    def __init__(self, urls: Sequence[str], token: str, directory: Path, timeout_s: float) -> None:
+    def __init__(
+        self, urls: Sequence[str], token: str, directory: Path, timeout_s: float, backend: str = DEFAULT
+    ) -> None:
         self._tokenizer = Tokenizer.load(str(directory))
         self._padding = json.loads((directory / "config.json").read_text()).get("pad_token_id")
         self._session = session(token)
+        connect = find_backend(backend).connect
         self._servers = itertools.cycle(
-            [Server(f"reward server {rank}", url, self._session, rank, aftermath_s=0) for rank, url in enumerate(urls)]
+            [connect(f"reward server {rank}", url, self._session, rank, aftermath_s=0) for rank, url in enumerate(urls)]
         )
         self._timeout_s = timeout_s
 

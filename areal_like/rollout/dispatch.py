@@ -18,7 +18,7 @@ from typing import Any
 
 from areal_like.errors import Fault
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.server import Load, Server
+from areal_like.rollout.server import Load, Server
 
 AHEAD = 1.25  # times the samples that a server runs at once: the next sample is there when one ends
 FULL = 0.5  # share of a KV cache from which on its use says how many sequences it holds

@@ -13,12 +13,13 @@ import numpy as np
 from areal_like.errors import Fault
 from areal_like.events import note, now, span, turn
 from areal_like.images import Images
+from areal_like.rollout.backends import DEFAULT, find_backend
 from areal_like.rollout.dispatch import PrefixAffinity
 from areal_like.rollout.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
 from areal_like.rollout.response import Response
 from areal_like.rollout.router import PAUSE_S, Router
 from areal_like.rollout.sample import OnTokens, Sample, Sampling
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.rollout.turns import Turns
 from areal_like.types import Ints
 
@@ -55,7 +56,9 @@ class ServerPool:
         requests: Requests = "in_place",
         prefill_once: bool = True,
         host_timeout_s: float = 0.0,
+        backend: str = DEFAULT,
     ) -> None:
+        self._connect = find_backend(backend).connect
         self._session = session(token)
         self._host_timeout_s = host_timeout_s
         self._numbers = itertools.count()
@@ -129,7 +132,7 @@ class ServerPool:
     def join(self, url: str, rank: int) -> Server:
         """Add the server at place `rank` of the layout, which receives requests from the next update on."""
         name = f"server {next(self._numbers)}"
-        server = Server(name, url, self._session, rank, self._asked, host_timeout_s=self._host_timeout_s)
+        server = self._connect(name, url, self._session, rank, self._asked, host_timeout_s=self._host_timeout_s)
         self._router.join(server)
         return server
 

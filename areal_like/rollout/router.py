@@ -28,8 +28,7 @@ from areal_like.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinit
 from areal_like.rollout.http import Deadline, Unavailable
 from areal_like.rollout.reading import PARTS, read
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.answers import OF_ALL, Piece
-from areal_like.rollout.sglang.server import Load, Server, generation_request
+from areal_like.rollout.server import OF_ALL, Generation, Load, Piece, Server
 from areal_like.rollout.turns import Turns
 
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
@@ -270,7 +269,7 @@ class Router:
         inputs, params = [sample.input for sample, _ in entries], [sample.params for sample, _ in entries]
         images = [sample.images for sample, _ in entries]
         adapters = [sample.sampling.adapter for sample, _ in entries]
-        request = generation_request(rids, inputs, params, entries[0][0].request, images, adapters)
+        request = Generation(rids, inputs, params, entries[0][0].request, images, adapters)
         for rid, (_, ended) in zip(rids, entries, strict=True):
             ended.add_done_callback(partial(self._abort_cancelled, state, rid))
         async with aclosing(read(self._turn, state.server, request)) as answer:

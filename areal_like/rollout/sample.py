@@ -14,7 +14,7 @@ from areal_like.columns import SERVED, Column, Columns, Values, join
 from areal_like.images import Images
 from areal_like.rollout.http import ServerError, Unavailable
 from areal_like.rollout.response import Response
-from areal_like.rollout.sglang.answers import Piece
+from areal_like.rollout.server import Piece
 from areal_like.rollout.unusable import refuse
 from areal_like.routes import RouteShape
 from areal_like.types import FinishReason, Ints
@@ -106,7 +106,7 @@ class Sample:
 
     @property
     def params(self) -> dict[str, Any]:
-        """SGLang's sampling parameters for the missing tokens."""
+        """Sampling parameters for the missing tokens, by SGLang's names."""
         sampling = self.sampling
         params: dict[str, Any] = {
             "max_new_tokens": sampling.max_new_tokens - self.length,
@@ -133,7 +133,7 @@ class Sample:
         return CHUNK if self.awaited else -CHUNK
 
     def extend(self, piece: Piece, server: str, first: int, last: int) -> int:
-        """Add SGLang's tokens since the last call; return their number.
+        """Add a server's tokens since the last call; return their number.
 
         `first` and `last` are the versions that may have made it. Raises WrongVersion, and Unavailable for more than
         requested; nothing is added then.

@@ -17,7 +17,7 @@ from areal_like.cluster.heartbeat import wait_for_silence
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.errors import ClusterError, WorkerError
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 
 AGAIN_S = 5.0  # between a failed start, perhaps because memory was not free yet, and the next one
 MOST_PATIENCE = 12  # times AGAIN_S at most; the pause doubles after each failure in a row

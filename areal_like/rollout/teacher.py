@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from areal_like.config.schema import TeacherConfig
 from areal_like.errors import RunError, ServerError
+from areal_like.rollout.backends import DEFAULT, find_backend
 from areal_like.rollout.completions import EchoedCompletions
 from areal_like.rollout.http import Connection, Deadline, Unavailable, session
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.protocol import Workflow
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Ints, Prompt, Trajectory, generated_in
 
 ATTEMPTS = 3  # of a request whose failure may pass
@@ -50,11 +51,14 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
         say: Callable[[str], None] = lambda text: None,
         cancel: Callable[[int], None] = lambda tokens: None,
         policy: ServerPool | None = None,
+        backend: str = DEFAULT,
     ) -> None:
         self._config, self._hint, self._say, self._cancel = config, hint, say, cancel
         self._session = session(token)
-        self._own = [
-            Server(f"teacher server {rank}", url, self._session, rank, aftermath_s=0) for rank, url in enumerate(urls)
+        connect = Connection if config.api == "openai" and config.url else find_backend(backend).connect
+        names = [f"teacher server {rank}" for rank in range(len(urls))]
+        self._own: list[Any] = [
+            connect(name, url, self._session, aftermath_s=0) for name, url in zip(names, urls, strict=True)
         ]
         scorers = [self._of_policy(policy)] if policy else [self._scorer(server) for server in self._own]
         self._servers = itertools.cycle(scorers)
@@ -128,9 +132,9 @@ class Teacher(AbstractAsyncContextManager["Teacher"]):
             await asyncio.sleep(PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
 
-    def _scorer(self, server: Server) -> Score:
-        if self._config.url is not None and self._config.api == "openai":
-            return self._of_completions(server.connection)
+    def _scorer(self, server: Any) -> Score:
+        if isinstance(server, Connection):
+            return self._of_completions(server)
 
         async def score(tokens: Ints, start: int, timeout_s: float) -> Scores:
             cache = f"teacher {self._loads}" if self._loads else None

@@ -84,9 +84,9 @@ async def _run_on(
         }
         trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
         async with (
-            make_pool(config, urls, cluster.token) as pool,
+            make_pool(job, urls, cluster.token) as pool,
             watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
-            make_reward_model(config, scoring, cluster.token) as model,
+            make_reward_model(job, scoring, cluster.token) as model,
             make_served_judge(job, scoring, cluster.token) as served,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             make_file_source(cluster, config) as source,

@@ -16,7 +16,7 @@ from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
 from areal_like.metrics.waiting import WaitingNotes
-from areal_like.rollout.sglang.decode_graphs import most_captured
+from areal_like.rollout.backends import backend_of
 from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
@@ -68,7 +68,9 @@ def _read_captured(job: Job) -> int | None:
     if job.device != "cuda":
         return None
     model = job.models.get("actor")
-    return most_captured(job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0)
+    return backend_of(job.config).most_captured(
+        job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0
+    )
 
 
 def advice(job: Job, view: View) -> list[Advice]:

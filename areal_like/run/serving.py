@@ -16,6 +16,7 @@ from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
+from areal_like.rollout.backends import DEFAULT
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.start import Scorer
@@ -24,8 +25,9 @@ from areal_like.weights.deltas.file_server import FileServer
 from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 
-def make_pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
+def make_pool(job: Job, urls: list[str], token: str) -> ServerPool:
     """Return the pool of the policy's servers."""
+    config = job.config
     return ServerPool(
         urls,
         token,
@@ -33,6 +35,7 @@ def make_pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
         requests=config.weight_update.requests,
         prefill_once=config.rollout.prefill_once,
         host_timeout_s=config.host_timeout_s or 0.0,
+        backend=job.plan.engine("rollout").backend,
     )
 
 
@@ -72,14 +75,14 @@ def _own_host(interface: str | None) -> str:
 
 
 def make_reward_model(
-    config: RunConfig, scorers: Mapping[str, Scorer], token: str
+    job: Job, scorers: Mapping[str, Scorer], token: str
 ) -> AbstractAsyncContextManager[RewardModel | None]:
     """Return the reward model on its servers, if the run has one."""
-    section = config.reward.model
+    section = job.config.reward.model
     if section is None:
         return nullcontext()
     scorer = scorers["reward"]
-    return RewardModel(scorer.urls, token, scorer.directory, section.timeout_s)
+    return RewardModel(scorer.urls, token, scorer.directory, section.timeout_s, job.plan.engine("reward").backend)
 
 
 def make_judge_elsewhere(job: Job) -> AbstractAsyncContextManager[ChatJudge | None]:
@@ -114,4 +117,5 @@ def make_teacher(
         token = os.environ.get(section.token_variable, "") if section.token_variable else ""
     urls = [section.url.rstrip("/")] if section.url else scorers["teacher"].urls if section.is_served else []
     policy = pool if section.from_policy else None
-    return Teacher(section, urls, token, hint, say, partial(pool.set_aside, "cancelled"), policy)
+    backend = job.plan.engine("teacher").backend if "teacher" in scorers else DEFAULT
+    return Teacher(section, urls, token, hint, say, partial(pool.set_aside, "cancelled"), policy, backend)

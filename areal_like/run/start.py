@@ -22,14 +22,9 @@ from areal_like.config.schema import (
 )
 from areal_like.events import span
 from areal_like.job import Job
+from areal_like.rollout.backends import find_backend
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.options import (
-    classifier_arguments,
-    judge_arguments,
-    server_arguments,
-    teacher_arguments,
-)
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.routes import ROUTES
 from areal_like.run.model_files import local_directory
@@ -159,18 +154,18 @@ async def _server_actors(
     cluster: RunCluster, job: Job, model: Path, devices: Sequence[Sequence[Device]], first_rank: int = 0
 ) -> WorkerGroup:
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
-    config, sizes = job.config, job.plan.engine("rollout").sizes
-    limit = config.rollout.startup_timeout_s
+    config, plan = job.config, job.plan.engine("rollout")
+    limit, backend = config.rollout.startup_timeout_s, find_backend(plan.backend)
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, columns=[ROUTES] if job.routes else ())
+        command = backend.arguments(config, model, plan.sizes, job.device, rank, [ROUTES] if job.routes else ())
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 
     return await cluster.start_group(
         "rollout",
-        SGLangServer,
+        backend.actor,
         devices,
         arguments,
         call_timeout_s=limit + 10,  # the server's own limit speaks first
@@ -193,13 +188,10 @@ async def start_scorer(
     """Start the servers of the reward model, of the teacher or of the judge."""
     plan, limit = job.plan.engine(role), job.config.rollout.startup_timeout_s
     directory = await local_directory(str(section.path), f"{SCORERS[role]}.path")
-    classifies = isinstance(section, RewardModelConfig)
-    if isinstance(section, RewardModelConfig):
-        command = classifier_arguments(job.config, section, directory, plan.sizes, job.device)
-    elif isinstance(section, TeacherConfig):
-        command = teacher_arguments(job.config, section, directory, plan.sizes, job.device)
-    else:
-        command = judge_arguments(job.config, section, directory, plan.sizes, job.device)
+    backend, classifies = find_backend(plan.backend), isinstance(section, RewardModelConfig)
+    if backend.scorer_arguments is None:
+        raise ValueError(f"servers of {plan.backend} do not score")
+    command = backend.scorer_arguments(job.config, section, directory, plan.sizes, job.device)
 
     def arguments(rank: int, host: str) -> dict[str, object]:
         name = f"{role}-{rank}"
@@ -207,7 +199,7 @@ async def start_scorer(
         return {"spec": ServerSpec(name, command, log_file, cluster.token, None, limit, classifies), "host": host}
 
     devices = [server.devices for server in plan.servers]
-    servers = await cluster.start_group(role, SGLangServer, devices, arguments, call_timeout_s=limit + 10)
+    servers = await cluster.start_group(role, backend.actor, devices, arguments, call_timeout_s=limit + 10)
     return Scorer(servers, await servers.call_all("start", phase="start-up"), directory)
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from areal_like.rollout.http import Deadline
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.trainer.remote import Trainer
 
 

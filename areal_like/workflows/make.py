@@ -11,10 +11,10 @@ from typing import Any, Self
 from areal_like.config.schema import SINGLE_TURN, RunConfig
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.errors import ServerError
+from areal_like.rollout.backends import backend_of
 from areal_like.rollout.http import Unavailable
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score, Workflow
-from areal_like.rollout.sglang.tool_calls import CALL_STARTS
 from areal_like.runtime.processes import UserProcesses
 from areal_like.runtime.remote import WorkerLimits as ProcessLimits
 from areal_like.runtime.user_code import Portable, load_object
@@ -68,7 +68,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             vocab_size,
             episode.on_timeout == "grade",
             Recipe.pack(episode.sandbox) if episode.sandbox else None,
-            CALL_STARTS.get(episode.tool_call_parser or ""),
+            backend_of(config).call_starts.get(episode.tool_call_parser or ""),
             episode.mcp_servers,
         )
 

@@ -23,8 +23,9 @@ from areal_like.data.tokenizer import Tokenizer
 from areal_like.rewards.pool import Cause, Failure
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rewards.scoring import Rewards
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import classifier_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 from areal_like.types import Prompt, Reward
 
 pytestmark = pytest.mark.covers("reward model")

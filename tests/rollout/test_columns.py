@@ -15,7 +15,8 @@ from limits import HUNG_S
 from tolerance import close_to
 
 from areal_like.rollout.http import ServerError, Unavailable, take_events
-from areal_like.rollout.sglang.answers import Piece, part_of
+from areal_like.rollout.server import Piece
+from areal_like.rollout.sglang.answers import part_of
 from areal_like.rollout.sglang.labels import COLUMNS, LABELS, TokenLabels, WrongLabels, read_columns, token_versions
 from areal_like.rollout.sglang.patches.columns import with_columns
 

@@ -25,7 +25,7 @@ from areal_like.rollout import router
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sample import Sample
-from areal_like.rollout.sglang.answers import Piece
+from areal_like.rollout.server import Piece
 from areal_like.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.sampling_masks import KEPT
 from areal_like.trainer.packing import packs

@@ -22,7 +22,8 @@ from areal_like.errors import ServerError
 from areal_like.rollout import dispatch, http, router
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ASKED, Sampling, ServerPool
-from areal_like.rollout.sglang.server import Load, Server
+from areal_like.rollout.server import Load
+from areal_like.rollout.sglang.server import SGLangClient
 
 STOP = 7
 SAMPLING = Sampling(max_new_tokens=6, stop_token_ids=(STOP,))
@@ -150,7 +151,7 @@ def test_a_server_that_answers_garbage_is_named(path: str, garbage: Any):
         server = FakeServer()
         server.answers[path] = say
         async with serving(server) as (url,), aiohttp.ClientSession() as session:
-            bad = Server("server 3", url, session)
+            bad = SGLangClient("server 3", url, session)
             ask = {"/v1/loads": bad.work_done, "/server_info": bad.most_running, "/model_info": bad.weight_version}
             await (ask[path](5) if path in ask else bad.load("", 0, 5))
 
@@ -250,7 +251,7 @@ def test_a_server_is_sent_what_its_kv_cache_holds_and_a_little_more(kv_holds: in
 
 def test_the_long_and_few_at_the_end_of_a_step_take_no_room_from_the_next():
     async def run() -> list[int]:
-        state = dispatch.ServerState(Server("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
+        state = dispatch.ServerState(SGLangClient("server 0", "", None), most=320, capacity=320, in_flight=6)  # type: ignore[arg-type]
         rooms = []
         for running, waiting in ((6, 0), (6, 2), (6, 2)):
             state.follow(Load(running, waiting, kv_use=0.9))
@@ -315,7 +316,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
     """Although two of its requests ask at the same time what it did, and both hear that it was nothing."""
     asking, told = 0, []
 
-    async def work_done(server: Server, limit_s: float) -> None:
+    async def work_done(server: SGLangClient, limit_s: float) -> None:
         nonlocal asking
         asking += 1
         while asking < 2:
@@ -326,7 +327,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
         async with pool_of(FakeServer(silence), FakeServer(answer), timeout_s=0.2) as pool:
             stuck = pool.servers[0]
 
-            def tell(server: Server) -> None:
+            def tell(server: SGLangClient) -> None:
                 told.append(server is stuck)
                 if leaves:
                     pool.leave(server)
@@ -335,7 +336,7 @@ def test_a_server_that_stands_still_is_told_of_once(leaves: bool, monkeypatch: p
             await asyncio.gather(*(pool.sample([prompt], SAMPLING) for prompt in range(20, 24)))
             await asyncio.sleep(0.1)
 
-    monkeypatch.setattr(Server, "work_done", work_done)
+    monkeypatch.setattr(SGLangClient, "work_done", work_done)
     asyncio.run(run())
     assert told == [True]
 

@@ -25,10 +25,11 @@ from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Requests, Response, Sampling, ServerPool
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang import process
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.patches.inside.memory import as_if_idle, keep
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 LENGTH = 90

@@ -18,9 +18,10 @@ from allocation import ParallelSizes
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang import process
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerDied, ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import ServerDied, SGLangServer
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 LOADED = "[2026-11-21] Load weight begin.\n[2026-11-21] Load weight end. elapsed=0.05 s\nSymmDeviceMemory"

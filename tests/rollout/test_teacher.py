@@ -25,10 +25,11 @@ from areal_like.config.schema import InitModelConfig, TeacherConfig
 from areal_like.demo.init_model import write_init_model
 from areal_like.errors import RunError
 from areal_like.rollout.http import session
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import teacher_arguments
 from areal_like.rollout.sglang.patch import SCORE, split_flags
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.sglang.process import SGLangServer
+from areal_like.rollout.sglang.server import SGLangClient
 from areal_like.rollout.teacher import Teacher
 from areal_like.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, FinishReason, Prompt, Trajectory
 
@@ -320,7 +321,7 @@ async def server(handler: Callable[[web.Request], Any]) -> AsyncIterator[str]:
 class Pool:
     """The policy's servers, none of which holds its weights at first."""
 
-    serving: list[Server]
+    serving: list[SGLangClient]
     version: int = 3
 
 
@@ -340,7 +341,7 @@ def test_the_policy_scores_with_a_hint_and_the_weights_of_the_moment() -> None:
                 asking = asyncio.create_task(teacher.with_scores(workflow)(PROMPT, 0))
                 await asyncio.sleep(0.1)
                 assert not bodies
-                pool.serving.append(Server("server 0", url, http))
+                pool.serving.append(SGLangClient("server 0", url, http))
                 (first,) = await asking
                 pool.version = 4
                 (second,) = await teacher.with_scores(workflow)(PROMPT, 1)

@@ -20,8 +20,9 @@ from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Response, Sampling, ServerPool
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
+from areal_like.rollout.sglang.process import SGLangServer
 from areal_like.weights.sync import SyncSpec, make_sync, publish
 
 pytestmark = pytest.mark.gpu

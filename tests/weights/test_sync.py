@@ -21,7 +21,6 @@ from areal_like.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.rollout import http as client
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import Sampling, ServerPool
-from areal_like.rollout.sglang.server import broadcast_request
 from areal_like.weights import sync
 from areal_like.weights.sync import SyncSpec, WeightSync, make_sync, publish
 
@@ -227,9 +226,9 @@ def test_a_server_waits_no_longer_for_weights_that_were_given_up(sglang_server, 
         async with connected("collective", trainer, sglang_server, tmp_path) as (bound, pool):
             await publish(bound, 0, HUNG_S)
             (server,) = pool.servers
-            request = broadcast_request(server.group, [[("weight", "uint8", (8,))]], 1)
+            buckets = [[("weight", "uint8", (8,))]]
             async with pool.interrupt(0, Deadline(HUNG_S)):
-                receiving = asyncio.create_task(server.receive(request, HUNG_S))
+                receiving = asyncio.create_task(server.receive(server.group, buckets, 1, HUNG_S))
                 await server.give_up_group(server.group, HUNG_S)
                 with pytest.raises(ServerError, match="GivenUp: the weight update was aborted"):
                     await receiving

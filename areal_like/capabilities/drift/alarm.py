@@ -27,7 +27,7 @@ from areal_like.config.schema import RunConfig
 from areal_like.errors import RunError, ServerError, WeightUpdateError
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.routes import ROUTES, Routes, RouteShape
 from areal_like.run.logprob_check import allowed_logprob_diff
 from areal_like.trainer.remote import Trainer

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 
 LONGEST = 64  # steps that a server pauses at most
 

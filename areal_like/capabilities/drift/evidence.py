@@ -7,7 +7,7 @@ import numpy as np
 from areal_like.columns import join
 from areal_like.errors import ServerError
 from areal_like.rollout.http import Deadline
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Ints

@@ -5,33 +5,17 @@ Decoding takes most of the time of reading answers, so only used fields are deco
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from areal_like.columns import SERVED, Column
 from areal_like.rollout.http import ServerError, Unavailable, fault_of, may_pass
+from areal_like.rollout.server import OF_ALL, Part, Piece
 from areal_like.rollout.sglang.labels import COLUMNS, LABELS, WrongLabels, read_columns, token_versions
 from areal_like.rollout.unusable import refuse_field
-from areal_like.types import FinishReason, Ints
-
-OF_ALL = -1  # the place of a part that is about all of a request's inputs
-
-
-class Piece(NamedTuple):
-    """Part of a response that SGLang generated since the previous one.
-
-    `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
-    `info` has the fields of the columns that servers return (`columns.Column.sent`).
-    """
-
-    columns: Ints
-    finish_reason: FinishReason | None
-    info: Any = None
-
-
-type Part = tuple[int, Piece | ServerError]  # of a request's input number so and so
+from areal_like.types import FinishReason
 
 
 def part_of(event: bytes, server: str) -> Part:

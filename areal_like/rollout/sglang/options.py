@@ -221,6 +221,21 @@ def teacher_arguments(
     return _scorer(config, teacher.dtype, directory, sizes, device, options)
 
 
+def scorer_arguments(
+    config: RunConfig,
+    section: RewardModelConfig | ChatJudgeConfig | TeacherConfig,
+    directory: Path,
+    sizes: ParallelSizes,
+    device: str,
+) -> tuple[str, ...]:
+    """Return SGLang's arguments for a server of the reward model, the judge or the teacher."""
+    if isinstance(section, RewardModelConfig):
+        return classifier_arguments(config, section, directory, sizes, device)
+    if isinstance(section, TeacherConfig):
+        return teacher_arguments(config, section, directory, sizes, device)
+    return judge_arguments(config, section, directory, sizes, device)
+
+
 def _scorer(
     config: RunConfig,
     dtype: str | None,

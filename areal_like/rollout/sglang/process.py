@@ -4,8 +4,6 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
@@ -13,6 +11,7 @@ from areal_like.cluster.lifetime import GLOO_VARIABLE, local_interface, spawn
 from areal_like.cluster.placement import url as url_of
 from areal_like.cluster.ports import reserve_port
 from areal_like.cluster.ray_cluster import LOOPBACK
+from areal_like.rollout.server import ServerSpec
 from areal_like.rollout.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.server import CLASSIFY, GENERATE
 from areal_like.runtime.logs import shorten_log
@@ -35,22 +34,6 @@ STAGES = {
 
 class ServerDied(RuntimeError):
     """A server process ended or did not become ready; the message holds its last words."""
-
-
-@dataclass(frozen=True)
-class ServerSpec:
-    """Everything about a server that is known before it has a host.
-
-    `arguments` are SGLang's own, without host, port and token. A server that `classifies` does not generate.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    log_file: Path
-    token: str
-    port: int | None
-    startup_timeout_s: float
-    classifies: bool = False
 
 
 class SGLangServer:

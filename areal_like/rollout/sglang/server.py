@@ -1,12 +1,10 @@
-"""The requests that SGLang 0.5.17 serves, as methods; no other folder names its endpoints."""
+"""The requests that SGLang 0.5.17 serves, as methods of a Server; no other folder names its endpoints."""
 
 import asyncio
 import base64
 import json
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import aiohttp
@@ -14,7 +12,9 @@ import numpy as np
 
 from areal_like.images import Images
 from areal_like.rollout.http import Connection, encode
+from areal_like.rollout.server import Generation, Load, Part, WeightGroup
 from areal_like.rollout.sglang import COMMAND, DOWNLOAD, GIVE_UP
+from areal_like.rollout.sglang.answers import part_of
 from areal_like.routes import Routes, RouteShape
 from areal_like.transfer import Layout
 from areal_like.transfer.files import Chain, FileSource
@@ -32,27 +32,7 @@ SERVER_SHARE = 0.9  # of the time of a download; then the server itself reports 
 type Body = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Load:
-    """Numbers of running and waiting requests of a server; `kv_use` is the used share of its KV cache."""
-
-    running: int
-    waiting: int
-    kv_use: float
-
-
-@dataclass(frozen=True)
-class WeightGroup:
-    """A process group of trainer rank 0 and every server rank, which meet at `address` and `port`."""
-
-    name: str
-    address: str
-    port: int
-    world_size: int
-    backend: str
-
-
-class Server:
+class SGLangClient:
     """One SGLang server; errors call it `name`.
 
     `rank` is its place in the layout, if it has one. `left` holds the reason why it left the run. `turn`, `aftermath_s`
@@ -85,9 +65,13 @@ class Server:
         """End all pending requests, except streams, as Unavailable."""
         self.connection.leave(why)
 
-    def generate(self, request: bytes) -> AsyncGenerator[list[bytes]]:
-        """Send a `generation_request` and yield the events of its answer as they come."""
-        return self.connection.stream(GENERATE, request)
+    def generate(self, request: Generation) -> AsyncGenerator[list[bytes]]:
+        """Send a request and yield the events of its answer as they come."""
+        return self.connection.stream(GENERATE, _encode(request))
+
+    def part_of(self, event: bytes) -> Part:
+        """Return the content of an event, or an error at the place OF_ALL if it does not concern one input."""
+        return part_of(event, self.name)
 
     async def abort(self, rid: str, timeout_s: float) -> None:
         """Abort a request by its id."""
@@ -131,9 +115,19 @@ class Server:
         """Stop the server's ranks from waiting for a broadcast in a group; its update fails."""
         await self.connection.update(GIVE_UP, {"group_name": name}, timeout_s)
 
-    async def receive(self, request: Body, timeout_s: float) -> None:
-        """Receive all buckets of a `broadcast_request`."""
-        await self.connection.update(RECEIVE, request, timeout_s)
+    async def receive(self, group: str, buckets: Sequence[Layout], version: int, timeout_s: float) -> None:
+        """Receive all buckets of an update by broadcast in a group."""
+        tensors = [tensor for bucket in buckets for tensor in bucket]
+        body = {
+            "names": [name for name, _, _ in tensors],
+            "dtypes": [dtype for _, dtype, _ in tensors],
+            "shapes": [list(shape) for _, _, shape in tensors],
+            "group_name": group,
+            "load_format": json.dumps([len(bucket) for bucket in buckets]),  # as `receive_broadcast` reads it
+            "flush_cache": False,  # versions separate prefixes; with running requests a flush would end the server
+            "weight_version": str(version),
+        }
+        await self.connection.update(RECEIVE, body, timeout_s)
 
     async def load(self, path: str, version: int | str, timeout_s: float) -> None:
         """Load a Hugging Face checkpoint as `version`."""
@@ -317,41 +311,15 @@ def _logprobs_of(info: Mapping[str, Any], tokens: Ints, start: int) -> Floats:
 _CORE_LOADS = f"{LOADS}?include=core"
 
 
-def generation_request(
-    rids: Sequence[str],
-    inputs: Sequence[Ints],
-    params: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, Any] = MappingProxyType({}),
-    images: Sequence[Images] = (),
-    adapters: Sequence[str | None] = (),
-) -> bytes:
-    """Return a request that generates one response per input; each has an id of its own, for `Server.abort`.
-
-    `columns` are fields that request values per token (`Column.request`). `images` are those of each input, and
-    `adapters` the names of theirs.
-    """
-    body = {"rid": rids, "input_ids": inputs, "sampling_params": params, "return_logprob": True, "stream": True}
-    body |= columns
-    if any(images):
-        body["image_data"] = [_as_base64(own) for own in images]
-    if any(adapters):
-        body["lora_path"] = adapters
+def _encode(request: Generation) -> bytes:
+    body: Body = {"rid": request.rids, "input_ids": request.inputs, "sampling_params": request.params}
+    body |= {"return_logprob": True, "stream": True, **request.columns}
+    if any(request.images):
+        body["image_data"] = [_as_base64(own) for own in request.images]
+    if any(request.adapters):
+        body["lora_path"] = request.adapters
     return encode(body)
 
 
 def _as_base64(images: Images) -> list[str]:
     return [base64.b64encode(image).decode() for image in images]
-
-
-def broadcast_request(group: str, buckets: Sequence[Layout], version: int) -> Body:
-    """Return the request that announces all buckets of an update to the servers of a group."""
-    tensors = [tensor for bucket in buckets for tensor in bucket]
-    return {
-        "names": [name for name, _, _ in tensors],
-        "dtypes": [dtype for _, dtype, _ in tensors],
-        "shapes": [list(shape) for _, _, shape in tensors],
-        "group_name": group,
-        "load_format": json.dumps([len(bucket) for bucket in buckets]),  # as `receive_broadcast` reads it
-        "flush_cache": False,  # versions separate prefixes; with running requests a flush would end the server
-        "weight_version": str(version),
-    }

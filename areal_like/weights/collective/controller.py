@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from areal_like.errors import ServerError, WorkerError
 from areal_like.rollout.http import AFTERMATH_S, Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server, WeightGroup, broadcast_request
+from areal_like.rollout.server import Server, WeightGroup
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
@@ -77,11 +77,11 @@ class CollectiveSync:
         ahead = self.spec.ahead(self._buckets)
         await self.trainer.transfer("prepare", 0, ahead, timeout_s=deadline.left)
         async with self.pool.interrupt(version, deadline, self._joined):
-            request = broadcast_request(self._group, [layout(bucket) for bucket in self._buckets], version)
+            buckets = [layout(bucket) for bucket in self._buckets]
             async with self._given_up_on_failure(deadline):
                 await _together(
                     self._send_buckets(ahead, deadline),
-                    *(server.receive(request, deadline.left) for server in self._joined),
+                    *(server.receive(self._group, buckets, version, deadline.left) for server in self._joined),
                 )
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ from areal_like.errors import ServerError, WorkerError
 from areal_like.events import note, now
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.trainer.remote import Trainer
 from areal_like.transfer.files import Chain
 from areal_like.weights.deltas.downloads import ServerDownloads

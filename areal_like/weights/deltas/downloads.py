@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from areal_like.errors import ServerError
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.transfer.files import Chain, FileSource
 
 SHARE = 2 / 3  # of the time of an update, for downloads; the rest is for loading

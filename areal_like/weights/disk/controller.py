@@ -11,7 +11,7 @@ from pathlib import Path
 from areal_like.errors import WeightUpdateError, WorkerError
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import SyncSpec, with_those_left
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from areal_like.rollout.http import Deadline
 from areal_like.rollout.pool import ServerPool
-from areal_like.rollout.sglang.server import Server
+from areal_like.rollout.server import Server
 from areal_like.trainer.remote import Trainer
 from areal_like.transfer import EXPORT_LAYOUT
 from areal_like.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left

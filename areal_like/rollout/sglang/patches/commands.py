@@ -20,13 +20,13 @@ def add_route(launch: Launch) -> None:
 
     from areal_like.rollout.sglang.patches.inside import messages
 
-    tokenizer_control_mixin._COMMUNICATOR_SPECS.append(("command", messages.CommandDone))
+    tokenizer_control_mixin._COMMUNICATOR_SPECS.append(("command", messages.RanksAnswer))
 
     @http_server.app.post(COMMAND)
     async def run(body: dict[str, Any]) -> dict[str, object]:
         manager = http_server._global_state.tokenizer_manager
         manager.auto_create_handle_loop()
-        done = await _send(manager, messages.Command(**body))
+        done = await _send(manager, messages.RanksCommand(**body))
         if done.success and body.get("weight_version") is not None:
             manager.initial_weights_loaded = True
             manager._update_weight_version_if_provided(body["weight_version"])
@@ -54,15 +54,15 @@ def take_commands(launch: Launch) -> None:
     dispatch = Scheduler.init_request_dispatcher
 
     def dispatch_commands(self: Any) -> None:
-        def run(command: messages.Command) -> messages.CommandDone:
+        def run(command: messages.RanksCommand) -> messages.RanksAnswer:
             worker = self.weight_updater
             done, told = run_command(worker.tp_worker.model_runner, command.name, command.text, worker.tp_cpu_group)
             if done:
                 worker.flush_cache_after_weight_update(command)
-            return messages.CommandDone(success=done, message=told)
+            return messages.RanksAnswer(success=done, message=told)
 
         dispatch(self)
-        self._request_dispatcher += TypeBasedDispatcher([(messages.Command, run)])
+        self._request_dispatcher += TypeBasedDispatcher([(messages.RanksCommand, run)])
 
     Scheduler.init_request_dispatcher = dispatch_commands
 

@@ -3,7 +3,7 @@
 from sglang.srt.managers import io_struct
 
 
-class Command(io_struct.BaseReq, kw_only=True):
+class RanksCommand(io_struct.BaseReq, kw_only=True):
     """A command by name with its text; the last of an update brings the `weight_version`."""
 
     name: str
@@ -13,11 +13,11 @@ class Command(io_struct.BaseReq, kw_only=True):
     torch_empty_cache: bool = False
 
 
-class CommandDone(io_struct.BaseReq, kw_only=True):
+class RanksAnswer(io_struct.BaseReq, kw_only=True):
     """Whether all ranks have carried out a command."""
 
     success: bool
     message: str
 
 
-io_struct.hook_custom_types(Command, CommandDone)
+io_struct.hook_custom_types(RanksCommand, RanksAnswer)
