@@ -1,7 +1,8 @@
 """Finds the folders of `areal_like/capabilities/`, each adds something to a run that the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
-CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`. A folder that was deleted is
+CAPABILITY, `sglang.py` with PATCH, `commands.py` with COMMANDS, `interface.py` with INTERFACE,
+`codes.toml`. A folder that was deleted is
 simply not there.
 """
 

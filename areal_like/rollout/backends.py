@@ -23,7 +23,7 @@ def _no_findings(config: RunConfig, device: Device, model: ModelSpec | None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerBackend:
-    """What a run needs to know of the software of its servers.
+    """The software of servers, as far as a run needs to know it.
 
     `letters` are its dimensions in an allocation. `connect` makes the client of a server from (name, url, session,
     rank, turn, aftermath_s, host_timeout_s), which `areal_like/rollout/http.py` describes; `actor` runs the server.

@@ -198,7 +198,7 @@ class Server(Protocol):
         """Raise ServerError, which names the tensors, if the weights have changed since `note_weights`."""
 
     async def command(self, name: str, text: str, timeout_s: float, version: int | None = None) -> None:
-        """Have all ranks carry out a command; the last one of an update names the `version`."""
+        """Let all ranks carry out a command; the last one of an update names the `version`."""
 
     # Scores
 

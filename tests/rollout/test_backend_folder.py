@@ -30,7 +30,7 @@ def test_a_layout_of_the_backend_is_checked(tmp_path: Path) -> None:
     check = ("-m", "areal_like", "check", str(CONFIG), f"cluster.fileroot={tmp_path / 'runs'}", *SETTINGS)
     assert (accepted := run_in(tree, *check)).returncode == 0, accepted.stdout + accepted.stderr
     refused = run_in(tree, *check, "rollout.backend=fake:d1t2")
-    assert refused.returncode == 2 and "ALLOC-DIM-" in refused.stderr, refused.stderr
+    assert refused.returncode == 2 and "ALLOC-LETTER-BACKEND" in refused.stderr, refused.stderr
 
 
 def test_the_demo_trains_on_its_servers(tmp_path: Path) -> None:

@@ -235,6 +235,43 @@ def test_endpoints_of_servers_are_named_only_where_sglang_is():
     assert found == []
 
 
+def imports_sglang(module: str) -> bool:
+    """Return whether a module imports SGLang, or our code that depends on it."""
+    return any(name.split(".")[0] == "sglang" for _, name in imports(module))
+
+
+def test_sglang_is_imported_by_its_launcher_and_patches_alone():
+    folder = "areal_like.rollout.sglang"
+    allowed = re.compile(rf"{folder}\.(launcher|patches\..+)|{CAPABILITIES}\w+\.sglang")
+    assert [module for module in OWN if imports_sglang(module) and not allowed.fullmatch(module)] == []
+    wrong = [
+        f"{module} imports {name}"
+        for module, names in GRAPH.items()
+        for name in names
+        if name.startswith(folder) and not (module.startswith(folder) or allowed.fullmatch(module))
+    ]
+    assert wrong == []
+
+
+def test_patches_are_found_by_iteration_and_import_sglang_only_when_they_run():
+    patches, inside = "areal_like.rollout.sglang.patches.", "areal_like.rollout.sglang.patches.inside"
+    named = [
+        f"{module} imports {name}"
+        for module, names in GRAPH.items()
+        for name in names
+        if name.startswith(patches) and not module.startswith(patches)
+    ]
+    assert named == []
+    heavy = [
+        module
+        for module in OWN
+        if module.startswith(patches) and not module.startswith(inside)
+        for name in imported_at_once(module)
+        if name.split(".")[0] in ("sglang", "torch") or name.startswith(inside)
+    ]
+    assert heavy == []
+
+
 TEXTS = {"message", "help", "error", "errors"}  # of findings and errors, by the names that code gives them
 READERS = {"partition", "rpartition", "split", "rsplit", "index", "find"}
 PATTERNS = {"search", "match", "fullmatch", "findall", "finditer", "sub"}

@@ -58,43 +58,33 @@ class SGLangClient:
 
     @property
     def left(self) -> asyncio.Future[str]:
-        """Why the server left the run, once it has left."""
         return self.connection.left
 
     def leave(self, why: str) -> None:
-        """End all pending requests, except streams, as Unavailable."""
         self.connection.leave(why)
 
     def generate(self, request: Generation) -> AsyncGenerator[list[bytes]]:
-        """Send a request and yield the events of its answer as they come."""
         return self.connection.stream(GENERATE, _encode(request))
 
     def part_of(self, event: bytes) -> Part:
-        """Return the content of an event, or an error at the place OF_ALL if it does not concern one input."""
         return part_of(event, self.name)
 
     async def abort(self, rid: str, timeout_s: float) -> None:
-        """Abort a request by its id."""
         await self.connection.post("/abort_request", {"rid": rid}, timeout_s)
 
     async def pause(self, timeout_s: float, *, retract: bool = False) -> None:
-        """Pause generation between two passes; with `retract`, running requests give up their KV cache."""
         await self.connection.post("/pause_generation", {"mode": "retract" if retract else "in_place"}, timeout_s)
 
     async def resume(self, timeout_s: float) -> None:
-        """Resume generation."""
         await self.connection.post("/continue_generation", {"torch_empty_cache": False}, timeout_s)
 
     async def release_memory(self, timeout_s: float) -> None:
-        """Release the GPU memory of KV cache and weights."""
         await self.connection.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, timeout_s)
 
     async def resume_memory(self, part: Literal["kv_cache", "weights"], timeout_s: float) -> None:
-        """Allocate released GPU memory again; the weights are empty until the next update."""
         await self.connection.post("/resume_memory_occupation", {"tags": [part]}, timeout_s)
 
     async def join_group(self, group: WeightGroup, first_rank: int, timeout_s: float) -> None:
-        """Make the server's ranks join a group, the first of them as rank `first_rank`."""
         body = {
             "master_address": group.address,
             "master_port": group.port,
@@ -107,16 +97,13 @@ class SGLangClient:
         await self.connection.update("/init_weights_update_group", body, timeout_s)
 
     async def leave_group(self, name: str, timeout_s: float) -> None:
-        """Make the server's ranks leave a group."""
         self.group = None
         await self.connection.update("/destroy_weights_update_group", {"group_name": name}, timeout_s)
 
     async def give_up_group(self, name: str, timeout_s: float) -> None:
-        """Stop the server's ranks from waiting for a broadcast in a group; its update fails."""
         await self.connection.update(GIVE_UP, {"group_name": name}, timeout_s)
 
     async def receive(self, group: str, buckets: Sequence[Layout], version: int, timeout_s: float) -> None:
-        """Receive all buckets of an update by broadcast in a group."""
         tensors = [tensor for bucket in buckets for tensor in bucket]
         body = {
             "names": [name for name, _, _ in tensors],
@@ -130,7 +117,6 @@ class SGLangClient:
         await self.connection.update(RECEIVE, body, timeout_s)
 
     async def load(self, path: str, version: int | str, timeout_s: float) -> None:
-        """Load a Hugging Face checkpoint as `version`."""
         body = {
             "model_path": path,
             "load_format": "auto",  # the default is the server's at its start, which may be without weights
@@ -140,55 +126,45 @@ class SGLangClient:
         await self.connection.update(LOAD, body, timeout_s)
 
     async def open_exported(self, handles: Mapping[str, str], version: int | None, timeout_s: float) -> None:
-        """Load a bucket by its IPC handles, one per device; the last bucket of an update names the `version`."""
         weight_version = None if version is None else str(version)
         body = {"zmq_handles": handles, "flush_cache": False, "weight_version": weight_version}
         await self.connection.update(OPEN_EXPORTED, body, timeout_s)
 
     async def command(self, name: str, text: str, timeout_s: float, version: int | None = None) -> None:
-        """Have all ranks carry out a command of a patch; the last one of an update names the `version`."""
+        """Let all ranks carry out a command of a patch; the last one of an update names the `version`."""
         weight_version = None if version is None else str(version)
         body = {"name": name, "text": text, "weight_version": weight_version}
         await self.connection.update(COMMAND, body, timeout_s)
 
     async def load_files(self, chain: Chain, version: int, timeout_s: float) -> None:
-        """Load the weights after a chain of files as `version`; the server reads only new ones."""
         await self.command("files", chain.to_json(secrets.token_hex(8)), timeout_s, version)
 
     async def download(self, source: FileSource, chain: Chain, state: str | None, timeout_s: float) -> None:
-        """Download the files that a server in a state of the chain lacks, while it generates."""
         files = [tuple(file) for file in chain.files_after(state)]
         body = {"url": source.url, "token": source.token, "files": files, "keep": chain.paths}
         await self.connection.update(DOWNLOAD, body | {"timeout_s": SERVER_SHARE * timeout_s}, timeout_s)
 
     async def load_adapters(self, paths: Mapping[str, str], version: int, timeout_s: float) -> None:
-        """Replace adapters, by name, by the files in directories; the server then has `version`."""
         await self.command("adapters", json.dumps(paths), timeout_s, version)
 
     async def watch_checksums(self, timeout_s: float) -> None:
-        """Start computing checksums of all tensors that the server loads."""
         await self.command("watch", "", timeout_s)
 
     async def compare_checksums(self, expected: str, timeout_s: float) -> None:
-        """Compare the server's checksums with `expected`, a JSON object by tensor; raise ServerError if one differs."""
         await self.command("compare", expected, timeout_s)
 
     async def note_weights(self, timeout_s: float) -> None:
-        """Store the checksums of the server's weights on the server."""
         await self.command("note", "", timeout_s)
 
     async def compare_noted(self, timeout_s: float) -> None:
-        """Raise ServerError, which names the tensors, if the weights have changed since `note_weights`."""
         await self.command("compare noted", "", timeout_s)
 
     async def weight_version(self, timeout_s: float) -> str:
-        """Return the version of the server's weights."""
         answer = await self.connection.get(MODEL_INFO, timeout_s)
         with self.connection.reading(MODEL_INFO):
             return str(answer["weight_version"])
 
     async def most_running(self, timeout_s: float) -> int:
-        """Return the number of sequences that the server decodes at once, at least 1."""
         answer = await self.connection.get(SERVER_INFO, timeout_s)
         with self.connection.reading(SERVER_INFO):
             most = sum(state["effective_max_running_requests_per_dp"] for state in answer["internal_states"])
@@ -217,7 +193,6 @@ class SGLangClient:
             return Load(running, waiting, max(float(load["token_usage"]) for load in loads))
 
     async def classify(self, tokens: Sequence[int], timeout_s: float) -> float:
-        """Return the one logit of a sequence classifier for these tokens."""
         answer = await self.connection.post(CLASSIFY, {"input_ids": tokens}, timeout_s)
         with self.connection.reading(CLASSIFY):
             (value,) = answer["embedding"]
@@ -226,11 +201,6 @@ class SGLangClient:
     async def token_logprobs(
         self, tokens: Ints, timeout_s: float, *, start: int = 0, cache: str | None = None
     ) -> Floats:
-        """Return the log-prob of each token after those before it, `[tokens]`; 0 up to token `start`.
-
-        Tokens up to `start` may come from the server's prefix cache; with `cache`, only from other requests of this
-        name.
-        """
         return (await self.token_scores(tokens, timeout_s, start=start, cache=cache))[0]
 
     async def top_ids(
@@ -264,10 +234,6 @@ class SGLangClient:
         images: Images = (),
         adapter: str | None = None,
     ) -> tuple[Floats, Routes | None]:
-        """Return the log-probs of `token_logprobs` and, with a `shape`, the experts that each token was computed with.
-
-        `images` belong to the tokens up to `start`. `adapter` is the name of one of several that the server has.
-        """
         more: Body = {} if shape is None else {"return_routed_experts": True}
         if adapter is not None:
             more["lora_path"] = adapter
@@ -291,7 +257,6 @@ class SGLangClient:
     async def parse_tools(
         self, text: str, tools: Sequence[Mapping[str, Any]], parser: str, timeout_s: float
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Parse tool calls with a model family's parser; return the remaining text, and name and arguments per call."""
         path = "/parse_function_call"
         body = {"text": text, "tools": tools, "tool_call_parser": parser}
         answer = await self.connection.post(path, body, timeout_s)

@@ -71,7 +71,7 @@ def run_command(runner: Any, name: str, text: str, group: Any) -> tuple[bool, st
     """Carry out a command on this rank of a server (`group`)."""
     known: dict[str, Command] = {name: run for patch in all_patches() for name, run in patch.commands.items()}
     if name not in known:
-        return False, f"there is no command {name}"
+        return False, f"the command {name} is unknown"
     return known[name](runner, text, group)
 
 
