@@ -3,7 +3,7 @@
 from sglang.srt.managers import io_struct
 
 
-class RanksCommand(io_struct.BaseReq, kw_only=True):
+class RanksCommand(io_struct.BaseReq):
     """A command by name with its text; the last of an update brings the `weight_version`."""
 
     name: str
@@ -13,7 +13,7 @@ class RanksCommand(io_struct.BaseReq, kw_only=True):
     torch_empty_cache: bool = False
 
 
-class RanksAnswer(io_struct.BaseReq, kw_only=True):
+class RanksAnswer(io_struct.BaseReq):
     """Whether all ranks have carried out a command."""
 
     success: bool
