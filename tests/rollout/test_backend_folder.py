@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from running import CONFIG, run
 from trees import copy_tree, run_in
 
@@ -33,8 +34,9 @@ def test_a_layout_of_the_backend_is_checked(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "ALLOC-LETTER-BACKEND" in refused.stderr, refused.stderr
 
 
-def test_the_demo_trains_on_its_servers(tmp_path: Path) -> None:
+def test_the_demo_trains_on_its_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = add_backend(tmp_path)
+    monkeypatch.chdir(tree)  # where Ray's workers look for modules first
     script = tree / "examples/math/gsm8k_rl.py"
     with run(tmp_path, *SETTINGS, script=script, env={"PYTHONPATH": str(tree)}) as started:
         assert started.end() == 0, started.output + started.errors
