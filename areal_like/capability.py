@@ -10,6 +10,7 @@ from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.checkpoint.recovery import Recovery
+from areal_like.columns import Form
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
@@ -75,13 +76,17 @@ class Capability:
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
     none of it.
-    `uses_reference` tells whether a run needs the section `ref` for it.
+    `uses_reference` tells whether a run needs the section `ref` for it. `served` are the forms of the columns that
+    servers return for it, `server_options` the options of these servers, `describe` lines of the startup report.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
+    served: Callable[[Known], Mapping[str, Form]] = lambda known: {}
+    server_options: Callable[[Job], Mapping[str, object]] = lambda job: {}
+    describe: Callable[[Job], Iterable[str]] = lambda job: ()
 
 
 @cache
@@ -108,3 +113,18 @@ def make_stream(job: Job) -> PromptStream | None:
 def uses_reference(config: RunConfig) -> bool:
     """Return whether a capability uses the reference of a run."""
     return any(each.uses_reference(config) for each in capabilities())
+
+
+def served_forms(known: Known) -> dict[str, Form]:
+    """Return the forms of the columns that servers return, by their names."""
+    return {name: form for each in capabilities() for name, form in each.served(known).items()}
+
+
+def server_options(job: Job) -> dict[str, object]:
+    """Return the options that capabilities add to a run's servers."""
+    return {name: value for each in capabilities() for name, value in each.server_options(job).items()}
+
+
+def describe_capabilities(job: Job) -> list[str]:
+    """Return the lines of the startup report about capabilities."""
+    return [line for each in capabilities() for line in each.describe(job)]

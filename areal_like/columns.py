@@ -6,8 +6,10 @@ packing and copies to the device treat all columns alike, by their declarations.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from itertools import chain
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +38,9 @@ class Column:
 
     A column with `sent` comes from servers: `sent` are the fields of an answer's `meta_info`, with their types.
     `request` returns the request's fields for a sampling, given the number of leading tokens whose inputs are known;
-    None where the column is not wanted. `reader` returns the values of the last `count` tokens from (piece, count,
-    sampling), and raises ValueError with the problem; without it they are the only field. `fix` tells the user how to
-    correct an unusable answer.
+    None where the column is not wanted. `sampling.columns` has the forms of the columns that capabilities want.
+    `reader` returns the values of the last `count` tokens from (piece, count, sampling), and raises ValueError with the
+    problem; without it they are the only field. `fix` tells the user how to correct an unusable answer.
     """
 
     name: str
@@ -108,10 +110,37 @@ def declare(column: Column) -> str:
     return column.name
 
 
+@cache
+def _load_columns() -> None:
+    """Import the columns of capabilities (`columns.py` of their folders), which declare them."""
+    registry = import_module("areal_like.registry")  # by its name: nearly every module imports this one
+    list(registry.find_modules("columns"))
+
+
+def all_columns() -> Mapping[str, Column]:
+    """Return the columns by name, those of capabilities among them."""
+    _load_columns()
+    return COLUMNS
+
+
+def served_columns() -> Mapping[str, Column]:
+    """Return the columns that servers can return, by name."""
+    _load_columns()
+    return SERVED
+
+
+class Form(Protocol):
+    """The form in which servers return a column for a model, as the column's functions need it."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's value."""
+
+
 def column_of(name: str, values: Values) -> Column:
     """Return the column of a name; a field that an algorithm adds is one of the loss."""
-    if name in COLUMNS:
-        return COLUMNS[name]
+    if (column := all_columns().get(name)) is not None:
+        return column
     if isinstance(values, Ragged) or not np.issubdtype(values.dtype, np.floating):
         raise ValueError(f"no column {name} is declared in this process (areal_like.columns.declare)")
     return Column(name)

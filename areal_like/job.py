@@ -7,9 +7,9 @@ from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
+from areal_like.columns import Form
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
-from areal_like.routes import RouteShape
 from areal_like.types import Device, Prompt
 
 
@@ -28,8 +28,7 @@ class Job:
     warnings: Sequence[Finding] = ()
     sharing: str | None = None  # how trainer and servers share GPUs, in words
     models: Mapping[TrainerRole, ModelSpec] = field(default_factory=dict)  # as far as their files are here
-    routes: RouteShape | None = None  # that servers return and the trainer replays
-    routes_off: str = ""  # the reason why they do not
+    served: Mapping[str, Form] = field(default_factory=dict)  # of columns that servers return for capabilities
     step_time: str | None = None  # the predicted training step, in words, of a dry run
     adapter: str | None = None  # its name, if this is the part of one of several adapters
     adapters: "Sequence[Job]" = ()  # the parts of several adapters (`adapters`), with their own data and algorithms

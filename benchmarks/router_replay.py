@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from allocation import ParallelSizes
 from areal_like.algorithms.batch import batch_of
 from areal_like.algorithms.losses import sft
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.ports import listen
 from areal_like.config.load import load
@@ -35,7 +36,6 @@ from areal_like.config.schema import RunConfig
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
-from areal_like.routes import ROUTES, RouteShape
 from areal_like.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.trainer.rank import make_engine
 from areal_like.types import Batch, LossSpec, Prompt, Reward
@@ -119,10 +119,12 @@ async def served(
 ) -> tuple[list[float], list[list[int]], list[Response]]:
     """Tokens per second of each round on a server of its own, and the last round's responses with their prompts."""
     name, token = f"server-{'on' if routes else 'off'}", secrets.token_hex(16)
-    arguments = server_arguments(run, model, ParallelSizes(), DEVICE, routes=routes is not None)
+    arguments = server_arguments(
+        run, model, ParallelSizes(), DEVICE, others={"enable-return-routed-experts": routes is not None}
+    )
     server = SGLangServer(ServerSpec(name, arguments, folder / f"{name}.log", token, None, LIMIT_S), "127.0.0.1")
     url, rng = await server.start(), np.random.default_rng(0)
-    sampling = Sampling(run.gconfig.max_new_tokens, 1.0, ignore_eos=True, routes=routes)
+    sampling = Sampling(run.gconfig.max_new_tokens, 1.0, ignore_eos=True, columns={ROUTES: routes} if routes else {})
     prompts = rng.integers(4, 500, (run.train_dataset.batch_size, run.train_dataset.max_prompt_length)).tolist()
     rates: list[float] = []
     try:

@@ -50,7 +50,7 @@ def server_on_cpu(
     tmp.mkdir()
     reserved, token = reserve_port("127.0.0.1"), secrets.token_hex(16)
     port = reserved.getsockname()[1]
-    options = server_arguments(config, model, ParallelSizes(), "cpu", routes=routes)
+    options = server_arguments(config, model, ParallelSizes(), "cpu", others={"enable-return-routed-experts": routes})
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", launcher or LAUNCHER, *options, "--host", "127.0.0.1", "--port", str(port)],

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from areal_like.routes import unknown_expert
+from areal_like.capabilities.router_replay.columns import unknown_expert
 
 
 class ToldModel:

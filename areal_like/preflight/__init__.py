@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allocation.diagnostics import Finding, has_errors
-from areal_like.capability import Known
+from areal_like.capability import Known, served_forms
 from areal_like.config.load import LoadedConfig
 from areal_like.job import Job
 from areal_like.preflight.checks import run_checks
@@ -22,7 +22,6 @@ from areal_like.preflight.overrides import try_overrides
 from areal_like.preflight.policies import PolicyView, PolicyViews
 from areal_like.preflight.resume import find_layouts
 from areal_like.preflight.roles import find_role_models
-from areal_like.preflight.router_replay import find_routes
 from areal_like.preflight.sharing import describe_sharing
 from areal_like.preflight.step_time import describe_step
 from areal_like.preflight.unnamed import name_unfinished
@@ -94,7 +93,7 @@ def _make_job(known: Known, policies: PolicyViews, findings: Sequence[Finding], 
     if plan is None or tokenizer is None or first.algorithm is None:
         return None
     models = {role: spec for role, spec in known.models.items() if spec is not None}
-    decided = (known.steps, findings, sharing, models, *find_routes(config, known.model, plan))
+    decided = (known.steps, findings, sharing, models, served_forms(known))
     evaluated = _name_evaluations(first.prompts)
     job = Job(config, known.device, plan, first.algorithm, tokenizer, policies.trained, evaluated, *decided)
     return replace(job, adapters=[_of_adapter(job, view) for view in policies.each]) if config.adapters else job

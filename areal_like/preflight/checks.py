@@ -9,7 +9,6 @@ from areal_like.preflight.machine import check_machine
 from areal_like.preflight.options import check_options
 from areal_like.preflight.resume import check_resume
 from areal_like.preflight.roles import check_roles
-from areal_like.preflight.router_replay import check_router_replay
 from areal_like.preflight.several_adapters import check_several_adapters
 from areal_like.preflight.sharing import check_sharing
 from areal_like.preflight.teacher import check_teacher
@@ -26,7 +25,6 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     yield from check_teacher(config, algorithms[0], tokenizer, trained, plan)
     yield from check_options(config, device, spec, plan)
     yield from check_roles(views)
-    yield from check_router_replay(config, spec, plan)
     yield from check_sharing(config, device, plan)
     yield from check_host_memory(config, device, plan, known.models)
     yield from check_workflow(config, dry_run=known.dry_run)

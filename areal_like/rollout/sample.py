@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.columns import SERVED, Column, Columns, Values, join
+from areal_like.columns import Column, Columns, Values, join, served_columns
 from areal_like.images import Images
 from areal_like.rollout.response import Response
+from areal_like.rollout.sampling import Sampling
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import ServerError, Unavailable
 from areal_like.rollout.sglang.unusable import refuse
-from areal_like.routes import RouteShape
 from areal_like.types import FinishReason, Ints
 
 CHUNK = 512  # tokens after which a server reports: at most as many are lost with it
@@ -25,32 +25,6 @@ ROOM = 1024  # tokens that a response's first arrays hold, or as many as it may 
 
 type OnTokens = Callable[[Sequence[int]], object]
 """Receives the tokens of a response as they arrive; must not raise."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings. Temperature 0 is greedy, `top_k` -1 has no limit.
-
-    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token. With `routes` the
-    experts of each token are recorded. `adapter` is the name of one of several that the servers have. The tokens of
-    evaluations are not `trained`.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    routes: RouteShape | None = None
-    top_k: int = -1
-    min_p: float = 0.0
-    adapter: str | None = None
-    trained: bool = True
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether trained tokens are drawn from some of the vocabulary: servers then return the ids for each."""
-        return self.trained and self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 class WrongVersion(ServerError):
@@ -96,7 +70,7 @@ class Sample:
     @cached_property
     def _wanted(self) -> dict[Column, Mapping[str, Any]]:
         """The columns that servers return for the sample, with the fields that request each."""
-        asked = ((column, column.request(self.sampling, self.inputs_from)) for column in SERVED.values())
+        asked = ((column, column.request(self.sampling, self.inputs_from)) for column in served_columns().values())
         return {column: fields for column, fields in asked if fields is not None}
 
     @property

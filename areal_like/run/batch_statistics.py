@@ -4,9 +4,7 @@ tokens."""
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from areal_like.routes import ROUTES, known_routes
 from areal_like.sampling_masks import KEPT
 from areal_like.types import LEAST_LOGPROB, TEACHER_LOGPROBS, FinishReason, Trajectory
 
@@ -51,19 +49,9 @@ def _reverse_kl(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _describe_served(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the share of generated tokens with known experts, and ids kept per token, where servers return any."""
-    result = {}
-    if any(ROUTES in item.columns for item in trajectories):
-        result["routed_share"] = float(np.mean(np.concatenate([_find_routed(item) for item in trajectories])))
-    if counts := [item.columns[KEPT].counts[item.generated] for item in trajectories if KEPT in item.columns]:
-        result["kept_ids"] = float(np.mean(np.concatenate(counts)))
-    return result
-
-
-def _find_routed(item: Trajectory) -> NDArray[np.bool]:
-    """Return the mask of generated tokens with log-probs of known experts, the previous token's."""
-    told = item.generated[1:]
-    return known_routes(item.columns[ROUTES])[:-1][told] if ROUTES in item.columns else np.zeros(int(told.sum()), bool)
+    """Return the ids kept per generated token, where servers return any."""
+    counts = [item.columns[KEPT].counts[item.generated] for item in trajectories if KEPT in item.columns]
+    return {"kept_ids": float(np.mean(np.concatenate(counts)))} if counts else {}
 
 
 def _by_sample(trajectories: Sequence[Trajectory]) -> dict[tuple[int, int], list[float]]:

@@ -72,7 +72,7 @@ def _sampling(job: Job) -> Sampling:
         job.tokenizer.eos_token_ids,
         top_k=keys.top_k,
         min_p=keys.min_p,
-        routes=job.routes,
+        columns=job.served,
         adapter=job.adapter,
     )
 

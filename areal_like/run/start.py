@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
+from areal_like.capability import server_options
 from areal_like.cluster.run import RunCluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
@@ -163,7 +164,7 @@ async def _server_actors(
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
+        command = server_arguments(config, model, sizes, job.device, rank, server_options(job))
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

@@ -7,6 +7,7 @@ from allocation.model_spec import ModelSpec
 from allocation.parameters import count_held, prediction_layer, stages, total_parameters
 from allocation.plan import EnginePlan
 from allocation.settings import MegatronSettings
+from areal_like.capability import describe_capabilities
 from areal_like.config.schema import RunConfig
 from areal_like.job import Job
 from areal_like.run.start import engine_spec
@@ -30,18 +31,7 @@ def startup_report(job: Job) -> Iterator[str]:
         yield f"  environment, unless set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
     yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}"
-    yield from _describe_routes(job)
-
-
-def _describe_routes(job: Job) -> Iterator[str]:
-    """Describe the replay of expert routes, for a model with experts."""
-    model = job.models.get("actor")
-    if (shape := job.routes) is not None:
-        size = len(shape.with_experts) * shape.chosen * shape.dtype.itemsize
-        of = f"{shape.chosen} of {shape.experts} experts in {_count(len(shape.with_experts), 'layer')}"
-        yield f"  expert routes: {of}, {size:,} bytes per token; the actor replays them"
-    elif model is None or model.experts:
-        yield f"  expert routes are not replayed: {job.routes_off} (rollout.router_replay)"
+    yield from (f"  {line}" for line in describe_capabilities(job))
 
 
 def _dimensions(plan: EnginePlan) -> str:

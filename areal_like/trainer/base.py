@@ -17,6 +17,7 @@ from areal_like.algorithms.losses import LossInputs, Sequences, of_tokens
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches, find_generated
 from areal_like.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, RoleError
 from areal_like.trainer.hf_checkpoint import save_together
+from areal_like.trainer.hooks import BuiltModel, EngineHooks
 from areal_like.trainer.lora import Adapter, pause, save_adapters_together
 from areal_like.trainer.offload import DeviceMemory, memory_of
 from areal_like.trainer.process import prepare_process
@@ -30,7 +31,7 @@ LEAST_LOSS_SCALE = 1.0
 class BaseEngine(ABC):
     """A TrainEngine without its model: the rules of roles, the order of a training step, memory and checkpoints.
 
-    A backend sets `_models` and, for a trained role, `_optimizer`; then it calls `_manage_memory`.
+    A backend sets `_models` and, for a trained role, `_optimizer`; then it calls `_add_hooks` and `_manage_memory`.
     """
 
     _models: list[torch.nn.Module]
@@ -41,6 +42,10 @@ class BaseEngine(ABC):
         self._spec, self._is_critic = spec, spec.role == "critic"
         self.device = prepare_process(spec)
         self._skipped = 0  # steps in a row
+
+    def _add_hooks(self, models: Sequence[torch.nn.Module]) -> None:
+        """Make the hooks of capabilities for the modules that compute micro-batches."""
+        self._hooks = EngineHooks(BuiltModel(self._spec, models, self.device))
 
     def _manage_memory(self, tensors: Mapping[Part, Callable[[], Iterable[Tensor]]]) -> None:
         self._memory = DeviceMemory(self.device, tensors, resting=self._spec.resting)
@@ -198,6 +203,10 @@ class BaseEngine(ABC):
     def _advance_schedule(self) -> None:
         """Set the learning rate of the next step."""
 
+    def _prepare(self, batch: Batch) -> Batch:
+        """Return a batch as the model takes it. Only an actor has the columns of inputs, such as images' marks."""
+        return self._hooks.prepare_batch(batch if self._spec.role == "actor" else batch.drop("input"))
+
     def _read(
         self, batch: Batch, wanted: NDArray[np.bool], temperature: float = 1.0
     ) -> tuple[NDArray[np.int64], Floats] | None:
@@ -228,7 +237,10 @@ class BaseEngine(ABC):
         inputs = (nothing, nothing) if self._is_critic else (outputs[0], outputs[1])
         values = outputs[0] if self._is_critic else None
         choices = outputs[2] if TEACHER_IDS in micro_batch.of_labels and not self._is_critic else None
-        per_token, stats = of_tokens(loss, LossInputs(*inputs, micro_batch.fields, sequences, values, choices))
+        of_loss = LossInputs(*inputs, micro_batch.fields, sequences, values, choices)
+        per_token, stats = of_tokens(loss, of_loss)
+        for name, term in self._hooks.loss_terms(of_loss, micro_batch).items():
+            per_token, stats = per_token + term, {**stats, name: term}
         weights = micro_batch.fields.get("loss_weights")
         total = (per_token if weights is None else per_token * weights).sum()
         sums = {"loss": total.detach(), **{name: value.detach().sum() for name, value in stats.items()}}

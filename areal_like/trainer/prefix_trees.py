@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.columns import COLUMNS
+from areal_like.columns import column_of
 from areal_like.types import Batch, Ints
 
 type Inputs = Mapping[str, NDArray[Any]]  # columns of tokens as inputs
@@ -97,7 +97,7 @@ def find_trees(batch: Batch, *, max_tokens: int, alignment: int) -> PrefixTrees:
 def _find_alike(batch: Batch, inputs: Inputs, starts: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
     """Yield runs of sequences, as first and end, with the length of their common prompt."""
     tokens, ends = batch.tokens, starts + batch.lengths
-    compared = [tokens, *(values for name, values in inputs.items() if not COLUMNS[name].follows_prompt)]
+    compared = [tokens, *(values for name, values in inputs.items() if not column_of(name, values).follows_prompt)]
     trained = np.append(np.flatnonzero(batch.fields.get("loss_mask", np.empty(0)) > 0), len(tokens))
     next_trained = trained[np.searchsorted(trained, starts)]
     prompts = np.where(next_trained < ends, next_trained - starts, 0).tolist()
@@ -118,7 +118,7 @@ def _make_rows(batch: Batch, inputs: Inputs, start: int, length: int, prompt: in
     rows = [batch.tokens[here].astype(">u4").view(np.uint8).reshape(length, 4)]
     for name, values in inputs.items():
         compared = values[here].copy()
-        if COLUMNS[name].follows_prompt:
+        if column_of(name, values).follows_prompt:
             compared[:prompt] = 0
         rows.append(compared.reshape(length, -1).view(np.uint8))
     return np.concatenate(rows, 1) if len(rows) > 1 else rows[0]

@@ -27,7 +27,7 @@ class Prefills:
         key = b"".join([np.array(tokens, np.int32).tobytes(), *images])
         if key not in self._begun:
             self._begun[key] = asyncio.create_task(
-                self._prefill(tokens, replace(sampling, max_new_tokens=1, routes=None), images)
+                self._prefill(tokens, replace(sampling, max_new_tokens=1, columns={}), images)
             )
         await asyncio.shield(self._begun[key])
 

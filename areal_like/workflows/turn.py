@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.columns import COLUMNS
+from areal_like.columns import all_columns
 from areal_like.images import Images
 from areal_like.rollout.response import Response
 from areal_like.types import TURN_REWARDS, TURN_STATES, Ints, Node, Prompt, Reward, Trajectory
@@ -102,7 +102,7 @@ def join_turns(
         for turn in path:
             known.setdefault(turn, len(known))
         item = join_parts(replace(prompt, images=leaf.all_images), group_id, parts, reward)
-        at_ends = {name: _at_ends(path, values).astype(COLUMNS[name].dtype) for name, values in of_turns.items()}
+        at_ends = {name: _at_ends(path, values).astype(all_columns()[name].dtype) for name, values in of_turns.items()}
         item = replace(item, columns={**item.columns, **at_ends})
         result.append(replace(item, nodes=_nodes(path, known)) if has_nodes else item)
     return result

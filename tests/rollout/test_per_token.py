@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from areal_like.algorithms.batch import batch_of, join, policy_batches
 from areal_like.algorithms.types import Algorithm
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, unknown_expert
 from areal_like.columns import Ragged
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.errors import ServerError
@@ -26,7 +27,6 @@ from areal_like.rollout.sample import Sample
 from areal_like.rollout.sglang import http as client
 from areal_like.rollout.sglang.answers import Piece
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape, unknown_expert
 from areal_like.sampling_masks import KEPT
 from areal_like.trainer.packing import packs
 from areal_like.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
@@ -35,7 +35,7 @@ from areal_like.workflows.joining import join_parts
 from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
-SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)
+SAMPLING = Sampling(max_new_tokens=4, columns={ROUTES: SHAPE})
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_samples_that_want_rows_from_other_tokens_on_are_other_requests():
         async with serving(FakeServer(generate)) as urls, ServerPool(urls, "token", 300) as pool:
             await opened(pool)
             asked = [pool.sample([1, 2], SAMPLING, inputs_from=i % 2) for i in range(4)]
-            return await asyncio.gather(*asked, pool.sample([1, 2], replace(SAMPLING, routes=None)))
+            return await asyncio.gather(*asked, pool.sample([1, 2], replace(SAMPLING, columns={})))
 
     *routed, plain = asyncio.run(run())
     assert sorted(starts, key=str) == [(1, None), (2, 0), (2, 1)]

@@ -20,7 +20,6 @@ MOST = 20  # modules in a chain of imports, and modules of ours that one imports
 ORDER = [
     "images",
     "columns",
-    "routes",
     "sampling_masks",
     "types",
     "errors",

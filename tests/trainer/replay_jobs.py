@@ -9,7 +9,7 @@ import numpy as np
 from trainer_jobs import Setting, engine, exported, make_batch, make_groups
 
 from areal_like.algorithms.losses import sft
-from areal_like.routes import ROUTES, unknown_expert
+from areal_like.capabilities.router_replay.columns import ROUTES, unknown_expert
 from areal_like.trainer.engine import Rendezvous
 from areal_like.types import Batch, LossSpec
 

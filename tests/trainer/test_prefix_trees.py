@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.routes import ROUTES
+from areal_like.capabilities.router_replay.columns import ROUTES
 from areal_like.trainer import packing
 from areal_like.trainer.packing import MicroBatch
 from areal_like.trainer.prefix_trees import KEYS_PER_TOKEN, PrefixTrees, find_trees, separate

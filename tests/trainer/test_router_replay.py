@@ -13,8 +13,8 @@ from tolerance import BACKWARD, assert_close, rounding
 from trainer_jobs import Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
+from areal_like.capabilities.router_replay.columns import ROUTES
 from areal_like.config.schema import OptimizerConfig
-from areal_like.routes import ROUTES
 from areal_like.types import Batch
 
 pytestmark = pytest.mark.covers("router replay")

@@ -15,10 +15,10 @@ from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, known_routes
 from areal_like.columns import Ragged
 from areal_like.rollout.pool import Sampling
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape, known_routes
 from areal_like.sampling_masks import KEPT
 from areal_like.types import TEMPERATURES, Prompt, Reward, Trajectory
 from areal_like.workflows.client import Clients
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.covers("router replay", "sampling masks", "agents")
 
 OWN = tokenizer("plain")
 SHAPE = RouteShape(layers=2, with_experts=(1,), chosen=2, experts=200)
-SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)
+SAMPLING = Sampling(max_new_tokens=4, columns={ROUTES: SHAPE})
 HELLO = {"role": "user", "content": "x"}
 
 
@@ -88,7 +88,7 @@ def played() -> tuple[list[Trajectory], Session, list[Body]]:
     async def run() -> tuple[list[Trajectory], Session, list[Body]]:
         server = FakeServer(Replies("abtha"))
         async with open_pool(server) as pool:
-            sampling = Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids, routes=SHAPE)
+            sampling = Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids, columns={ROUTES: SHAPE})
             recorded, sessions = Session(OWN, pool.sample, sampling, Limits(99, 10**6)), OpenSessions()
             with sessions.open(recorded) as key:
                 await converse(Clients(sessions.answer).with_key(key))

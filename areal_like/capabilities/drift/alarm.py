@@ -7,9 +7,10 @@ run replays routes, the trainer's routers choose the experts that a server score
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,16 @@ from areal_like.algorithms.batch import batch_of
 from areal_like.capabilities.drift.backoff import LONGEST, Backoff
 from areal_like.capabilities.drift.causes import Distances, Rerouted, likely_cause
 from areal_like.capabilities.drift.evidence import find_wrong_layer, measure_pairs
-from areal_like.capabilities.drift.routes import differ, find_rerouted
+from areal_like.capabilities.drift.routes import ROUTES, Routes, differ, find_rerouted
 from areal_like.capabilities.drift.schedule import SHARE, Schedule
 from areal_like.capabilities.drift.schema import DriftKeys
-from areal_like.columns import join
+from areal_like.columns import Columns, join
 from areal_like.config.keys import with_keys
 from areal_like.config.schema import RunConfig
 from areal_like.errors import RunError, ServerError, WeightUpdateError
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
-from areal_like.routes import ROUTES, Routes, RouteShape
 from areal_like.run.logprob_check import allowed_logprob_diff
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Floats, Trajectory
@@ -70,9 +70,9 @@ class DriftAlarm:
 
     `Schedule` selects the steps; once servers and trainer differ, all are compared.
 
-    `say` gets the warnings; `has_experts`: whether the model is a mixture of experts, and `routes` in which form
-    servers return the experts that the trainer replays, if it does. Of several adapters each has an alarm, with its
-    name and its trainer, and the number of `alarms` divides their share of the time.
+    `say` gets the warnings; `has_experts`: whether the model is a mixture of experts, and `columns` the forms
+    of the columns that servers return, such as the experts that the trainer replays. Of several adapters each has an
+    alarm, with its name and its trainer, and the number of `alarms` divides their share of the time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DriftAlarm:
         say: Callable[[str], None],
         *,
         has_experts: bool,
-        routes: RouteShape | None = None,
+        columns: Mapping[str, Any],
         adapter: str | None = None,
         alarms: int = 1,
         clock: Callable[[], float] = time.monotonic,
@@ -92,7 +92,7 @@ class DriftAlarm:
         self._schedule = Schedule(SHARE / alarms, clock)
         self._config, self._trainer, self._pool, self._sync, self._say = config, trainer, pool, sync, say
         self._keys = with_keys(config.rollout, DriftKeys)
-        self._has_experts, self._routes, self._adapter = has_experts, routes, adapter
+        self._has_experts, self._columns, self._adapter = has_experts, columns, adapter
         self._allowed = allowed_logprob_diff(config)
         self._probe: Probe | None = None
         self._since: dict[str, list[int]] = {"probe": [], "generation": []}  # versions in a row beyond the limit
@@ -142,9 +142,9 @@ class DriftAlarm:
         lengths = probe.batch.lengths
         positions = np.arange(len(probe.told)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         otherwise = None
-        if self._routes is not None and anew.routes is not None:
+        if anew.routes is not None:
             flips = find_rerouted(anew.routes, probe.generated)[probe.told]
-            otherwise = Rerouted(flips, self._routes.with_experts)
+            otherwise = Rerouted(flips, self._columns[ROUTES].with_experts)
         with_cache = (await self._measure(probe, cached))[probe.told]
         return Distances(float(apart.mean()), float(with_cache.mean()), apart, positions[probe.told], otherwise)
 
@@ -222,7 +222,7 @@ class DriftAlarm:
         if self._config.rollout.alternates or server is None:
             return distances
         tokens = probe.batch.tokens[: probe.batch.lengths[0]]
-        about = server, self._trainer, tokens, self._routes, Deadline(PROBE_S), self._adapter
+        about = server, self._trainer, tokens, self._columns, Deadline(PROBE_S), self._adapter
         pairs = await measure_pairs(*about)
         return replace(distances, pairs=pairs)
 
@@ -260,7 +260,7 @@ class DriftAlarm:
     ) -> tuple[Score, Score] | None:
         """Return one server's scores of the probe anew and with its prefix cache; None if it fails."""
 
-        async def score(number: int, cache: str | None) -> tuple[Floats, Routes | None]:
+        async def score(number: int, cache: str | None) -> tuple[Floats, Columns]:
             item = chosen[number]
             start, left_s = int(np.argmax(item.generated)) - 1, deadline.left
             return await server.token_scores(
@@ -268,7 +268,7 @@ class DriftAlarm:
                 left_s,
                 start=start,
                 cache=cache,
-                shape=self._routes,
+                columns=self._columns,
                 images=item.images,
                 adapter=self._adapter,
             )
@@ -283,7 +283,7 @@ class DriftAlarm:
                     other.cancel()
 
         self._numbers += 1
-        shared = self._routes is not None  # the trainer shares prompts and replays one prompt's experts for all
+        shared = ROUTES in self._columns  # the trainer shares prompts and replays one prompt's experts for all
         try:
             anew = await scores(lambda number: f"drift {self._numbers}" + ("" if shared else f" {number}"))
             cached = await scores(lambda number: None)
@@ -310,11 +310,10 @@ def choose_probe(trajectories: Sequence[Trajectory], most_tokens: int) -> list[T
     return group[: max(1, int((totals <= most_tokens).sum()))]
 
 
-def _join(parts: Sequence[tuple[Floats, Routes | None]]) -> Score:
+def _join(parts: Sequence[tuple[Floats, Columns]]) -> Score:
     """Return the scores of sequences back to back."""
     logprobs = np.concatenate([each for each, _ in parts])
-    routes = join([(len(each), {} if routes is None else {ROUTES: routes}) for each, routes in parts])
-    return Score(logprobs, routes.get(ROUTES))
+    return Score(logprobs, join([(len(each), columns) for each, columns in parts]).get(ROUTES))
 
 
 async def _problem(server: Server, limit_s: float) -> str | None:

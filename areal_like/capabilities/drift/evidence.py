@@ -1,14 +1,14 @@
 """Extra passes that narrow down the cause for a drift alarm's last message."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
 
-from areal_like.columns import join
+from areal_like.capabilities.drift.routes import Routes, unknown_expert
+from areal_like.columns import Form, join
 from areal_like.errors import ServerError
 from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.sglang.server import Server
-from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Batch, Ints
 
@@ -19,7 +19,7 @@ async def measure_pairs(
     server: Server,
     trainer: Trainer,
     tokens: Ints,
-    shape: RouteShape | None,
+    columns: Mapping[str, Form],
     deadline: Deadline,
     adapter: str | None = None,
 ) -> float | None:
@@ -31,14 +31,16 @@ async def measure_pairs(
     pairs = [tokens[place : place + 2] for place in places]
     try:
         scores = [
-            await server.token_scores(pair, deadline.left, start=0, cache=f"pair {place}", shape=shape, adapter=adapter)
+            await server.token_scores(
+                pair, deadline.left, start=0, cache=f"pair {place}", columns=columns, adapter=adapter
+            )
             for place, pair in zip(places, pairs, strict=True)
         ]
     except ServerError:
         return None
     mask = np.tile(np.array([0, 1], np.float32), len(pairs))
-    routes = join([(2, {} if of_pair is None else {ROUTES: of_pair}) for _, of_pair in scores])
-    batch = Batch(np.full(len(pairs), 2, np.int32), np.concatenate(pairs), {"loss_mask": mask, **routes})
+    inputs = join([(2, of_pair) for _, of_pair in scores])
+    batch = Batch(np.full(len(pairs), 2, np.int32), np.concatenate(pairs), {"loss_mask": mask, **inputs})
     trained = await trainer.log_probs(batch, 1.0)
     return float(np.abs(trained - np.concatenate([each for each, _ in scores]))[mask > 0].mean())
 
@@ -52,7 +54,7 @@ async def find_wrong_layer(measure: Callable[[Routes], Awaitable[float]], routes
 
     async def agrees(layers: int) -> bool:
         told = routes.copy()
-        told[:, layers:] = unknown_expert(routes.dtype)
+        told[:, layers:] = unknown_expert(routes)
         return await measure(told) <= allowed
 
     if not await agrees(0):

@@ -47,7 +47,7 @@ def make_hook(run: Started) -> DriftHook | None:
             run.sync,
             run.say,
             has_experts=bool(spec and spec.experts),
-            routes=job.routes,
+            columns=job.served,
             adapter=job.adapter,
             alarms=len(run.jobs),
         )

@@ -3,7 +3,17 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.routes import Routes, unknown_expert
+from areal_like.columns import column_of
+
+ROUTES = "routes"  # the column of experts, which servers return where a capability wants it
+
+type Routes = NDArray[np.integer]
+"""`[tokens, layers, chosen]`: the experts of each token as an input."""
+
+
+def unknown_expert(routes: Routes) -> int:
+    """Return the mark of an unknown expert in these routes."""
+    return int(column_of(ROUTES, routes).fill_of(routes.dtype))
 
 
 def differ(one: Routes | None, other: Routes | None) -> bool:
@@ -20,7 +30,7 @@ def find_rerouted(scored: Routes, generated: Routes | None) -> NDArray[np.bool]:
     """
     found = np.zeros(scored.shape[:2], bool)
     if generated is not None:
-        unknown = unknown_expert(scored.dtype)
+        unknown = unknown_expert(scored)
         known = (scored != unknown).all(axis=2) & (generated != unknown).all(axis=2)
         found[1:] = (_differences(scored, generated) & known)[:-1]
     return found

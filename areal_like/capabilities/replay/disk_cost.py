@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.capabilities.replay.schema import ReplayKeys
-from areal_like.capability import Known
+from areal_like.capability import Known, served_forms
 from areal_like.config.findings import finding
 from areal_like.config.keys import with_keys
-from areal_like.preflight.router_replay import find_routes
 
 COLUMNS = 3 * 4  # bytes of a token: its id, its log-prob and its version
 INPUT = 4  # of each log-prob or value that the algorithm needs
@@ -42,10 +41,7 @@ def step_bytes(known: Known) -> int:
     config = known.config
     trajectories = config.prompts_per_step * config.gconfig.n_samples
     needs = {need for algorithm in known.algorithms.values() if algorithm for need in algorithm.needs}
-    routes, _ = find_routes(config, known.model, known.plan)
-    per_token = COLUMNS + INPUT * len(needs)
-    if routes is not None:
-        per_token += len(routes.with_experts) * routes.chosen * routes.dtype.itemsize
+    per_token = COLUMNS + INPUT * len(needs) + sum(form.token_bytes for form in served_forms(known).values())
     if config.gconfig.top_k > 0:
         per_token += IDS * config.gconfig.top_k
     if config.teacher is not None and config.teacher.top_k:

@@ -28,7 +28,7 @@ from areal_like.checkpoint.disk import call_disk
 from areal_like.checkpoint.journal import read_header
 from areal_like.checkpoint.state import program_version
 from areal_like.checkpoint.store import DIRECTORY, JOURNAL
-from areal_like.columns import COLUMNS
+from areal_like.columns import all_columns
 from areal_like.config.keys import with_keys
 from areal_like.hooks import Hook, Share, TrainingStep
 from areal_like.job import Job
@@ -136,7 +136,7 @@ def describe_inputs(experience: Experience) -> tuple[Arrays, dict[str, list[int]
     arrays = {name: value for name, value in own.items() if isinstance(value, np.ndarray)}
     fields_of_batch = {name: flatten(name, each) for name, each in experience.batch.fields.items()}
     arrays |= {name: array for parts in fields_of_batch.values() for name, array in parts.items()}
-    values = {name: array for name, array in arrays.items() if name.partition(".")[0] not in {*_FOLLOW, *COLUMNS}}
+    values = {name: array for name, array in arrays.items() if name.partition(".")[0] not in {*_FOLLOW, *all_columns()}}
     return values, {name: list(digest(array)) for name, array in arrays.items()}
 
 

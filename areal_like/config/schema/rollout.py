@@ -196,9 +196,6 @@ class RolloutConfig(Section):
     until the hour is over. 0: never."""
     min_servers: int = Field(1, ge=1)
     """The run continues without a failed server while this many others are left, and ends otherwise."""
-    router_replay: Literal["auto", "on", "off"] = "auto"
-    """Replay of expert routes (R3): the servers return the experts of every token, and the trainer's routers choose
-    them again. `auto`: on for models with experts, where the trainer can replay."""
     max_logprob_diff: float | None = Field(None, gt=0)
     """Maximum mean difference between log-probs of trainer and servers for the same responses and weights. A larger one
     ends the run before its first step. null: 0.001 in float32, 0.02 in

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from areal_like.columns import SERVED, Column
+from areal_like.columns import Column, served_columns
 from areal_like.rollout.sglang.columns import COLUMNS, read_columns
 from areal_like.rollout.sglang.http import ServerError, Unavailable, fault_of, may_pass
 from areal_like.rollout.sglang.labels import LABELS, WrongLabels, token_versions
+from areal_like.rollout.sglang.served import fields_of
 from areal_like.rollout.sglang.unusable import refuse_field
 from areal_like.types import FinishReason, Ints
 
@@ -38,7 +39,7 @@ type Part = tuple[int, Piece | ServerError]  # of a request's input number so an
 def part_of(event: bytes, server: str) -> Part:
     """Return the content of an event, or an error at the place OF_ALL if it does not concern one input."""
     try:
-        news = _decoder(tuple(SERVED.values()))(event)
+        news = _decoder(tuple(served_columns().values()))(event)
         if news.error is not None:
             return OF_ALL, _refusal(server, news.error)
         if news.meta_info is None or news.index < 0:
@@ -109,8 +110,7 @@ class AnswerEvent(msgspec.Struct):
 @cache
 def _decoder(columns: tuple[Column, ...]) -> Callable[[bytes], AnswerEvent]:
     """Return a function that decodes events with the fields of these columns; it raises ValueError."""
-    fields = [(name, kind, None) for column in columns for name, kind in column.sent.items()]
-    info = msgspec.defstruct("Info", fields, bases=(Info,))
+    info = msgspec.defstruct("Info", fields_of(columns), bases=(Info,))
     event = msgspec.defstruct("AnswerEvent", [("meta_info", info | None, None)], bases=(AnswerEvent,))
     decoder: Any = msgspec.json.Decoder(event)
     return decoder.decode

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-
-from areal_like.types import Ints
+from numpy.typing import NDArray
 
 LABELS = "token_weight_versions"
 
@@ -35,7 +34,7 @@ class WrongLabels(ValueError):
     """A server did not label each of an answer's tokens with a version."""
 
 
-def token_versions(runs: Runs, tokens: int) -> Ints:
+def token_versions(runs: Runs, tokens: int) -> NDArray[np.int32]:
     """Return the version of each of an answer's `tokens`, `[tokens]`.
 
     Raises WrongLabels where the labels are not that many whole numbers, none smaller than the one before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -15,11 +16,11 @@ from areal_like.config.schema import ChatJudgeConfig, RewardModelConfig, RunConf
 from areal_like.rollout.sglang import adapters, scoring
 from areal_like.rollout.sglang.architectures import read_config
 from areal_like.rollout.sglang.decode_graphs import graph_options
-from areal_like.rollout.sglang.routes import OPTION
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
 
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 TABLE = Path(__file__).with_name("options.json")
 DETERMINISTIC_ATTENTION = ("fa3", "flashinfer", "triton")  # on NVIDIA GPUs
 MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait anyway
@@ -131,11 +132,16 @@ def is_on(options: Mapping[str, object], field: str) -> bool:
 
 
 def server_arguments(
-    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0, *, routes: bool = False
+    config: RunConfig,
+    model: Path,
+    sizes: ParallelSizes,
+    device: str,
+    index: int = 0,
+    others: Mapping[str, object] = NO_OPTIONS,
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for server `index` of the run; each draws its own random numbers.
 
-    With `routes` it records the experts of every token.
+    `others` are the options of capabilities.
     """
     sglang, context_length = config.sglang, config.context_length
     # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
@@ -157,7 +163,7 @@ def server_arguments(
         "max-running-requests": sglang.max_running_requests,
         "attention-backend": sglang.attention_backend,
         "enable-deterministic-inference": sglang.deterministic,
-        OPTION: routes,
+        **others,
         adapters.FLAG.removeprefix("--"): _served_adapter(config),
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
     }

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 
+from areal_like.columns import Form, Values
 from areal_like.images import Images
+from areal_like.rollout.sampling import Sampling
 from areal_like.rollout.sglang import ADAPTERS, COMPARE, COMPARE_NOTED, FILES, NOTE, WATCH, Layout
 from areal_like.rollout.sglang.giving_up import GIVE_UP
 from areal_like.rollout.sglang.http import Connection, encode
+from areal_like.rollout.sglang.served import read_served, request_served
 from areal_like.rollout.sglang.weight_files import DOWNLOAD, Chain, FileSource
-from areal_like.routes import Routes, RouteShape
 from areal_like.types import Floats, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"
@@ -30,6 +32,7 @@ RECEIVE, LOAD, OPEN_EXPORTED = (
 SERVER_SHARE = 0.9  # of the time of a download; then the server itself reports the failure
 
 type Body = dict[str, Any]
+NO_COLUMNS: Mapping[str, Form] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -262,25 +265,23 @@ class Server:
         *,
         start: int = 0,
         cache: str | None = None,
-        shape: RouteShape | None = None,
+        columns: Mapping[str, Form] = NO_COLUMNS,
         images: Images = (),
         adapter: str | None = None,
-    ) -> tuple[Floats, Routes | None]:
-        """Return the log-probs of `token_logprobs` and, with a `shape`, the experts that each token was computed with.
+    ) -> tuple[Floats, dict[str, Values]]:
+        """Return the log-probs of `token_logprobs`, and `columns` of these forms about the pass that computed them.
 
         `images` belong to the tokens up to `start`. `adapter` is the name of one of several that the server has.
         """
-        more: Body = {} if shape is None else {"return_routed_experts": True}
+        sampling = Sampling(1, columns=columns)
+        more: Body = request_served(sampling)
         if adapter is not None:
             more["lora_path"] = adapter
         if images:
             more["image_data"] = _as_base64(images)
         info = await self._score(tokens, timeout_s, start, more, cache)
         with self.connection.reading(GENERATE):
-            logprobs = _logprobs_of(info, tokens, start)
-            if shape is None:
-                return logprobs, None
-            return logprobs, shape.read(base64.b64decode(info["routed_experts"], validate=True), len(tokens))
+            return _logprobs_of(info, tokens, start), read_served(info, len(tokens), sampling)
 
     async def _score(self, tokens: Ints, timeout_s: float, start: int, more: Body, cache: str | None) -> Any:
         more = more if cache is None else more | {"extra_key": cache}

@@ -1,6 +1,6 @@
 """Errors of servers whose answers lack columns that the trainer needs beside tokens and log-probs."""
 
-from areal_like.columns import SERVED, Column
+from areal_like.columns import Column, served_columns
 from areal_like.errors import ServerError
 
 
@@ -11,7 +11,7 @@ def refuse(server: str, problem: object, column: Column) -> ServerError:
 
 def refuse_field(server: str, error: Exception) -> ServerError | None:
     """Return the error of an answer that cannot be decoded because of a field of a column; None for other fields."""
-    for column in SERVED.values():
+    for column in served_columns().values():
         if any(f"meta_info.{name}" in str(error) for name in column.sent):
             return refuse(server, f"gave an unusable answer: {error}", column)
     return None

@@ -22,10 +22,10 @@ from typing import Any
 from weakref import WeakSet
 
 from areal_like.cluster.lifetime import GLOO_VARIABLE
+from areal_like.registry import find_modules
 from areal_like.rollout.sglang import WEIGHTS_INTERFACE_VARIABLE
 from areal_like.rollout.sglang.images import add_positions, forget_images
 from areal_like.rollout.sglang.labels import LABELS, TokenLabels
-from areal_like.rollout.sglang.routes import number_routers, record_compactly
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
@@ -35,9 +35,8 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     """
     from sglang.srt.managers import scheduler
 
-    if arguments[0].enable_return_routed_experts:
-        record_compactly(arguments[0])
-        number_routers()
+    for _, module in find_modules("sglang"):
+        module.prepare_scheduler(arguments[0])
     scheduler.Scheduler = updating_scheduler()
     scheduler.SchedulerWeightUpdaterManager = labelling_updater()
     scheduler.run_scheduler_process(*arguments, **options)

@@ -35,7 +35,6 @@ from areal_like.trainer.fsdp.checkpoint_names import has_tower, head_name, in_ch
 from areal_like.trainer.fsdp.grid import make_grid
 from areal_like.trainer.fsdp.model import sharded_model, take_weights
 from areal_like.trainer.fsdp.probe import check_packing
-from areal_like.trainer.fsdp.router_replay import FSDPRouterReplay
 from areal_like.trainer.fsdp.vision import Vision
 from areal_like.trainer.logprobs import log_probs_and_entropy
 from areal_like.trainer.means import global_means
@@ -57,7 +56,7 @@ class FSDPEngine(BaseEngine):
         self._models = [self._model]
         self._vision = Vision(self._model, spec.path) if has_tower(self._model) else None
         check_packing(self._model, self._vision, spec, self._grid, self.device)
-        self._replay = FSDPRouterReplay(self._model)
+        self._add_hooks(self._models)
         if spec.optimizer is not None:
             self._optimizer = optimizer.make_optimizer(self._model, spec.optimizer)
             self._schedule = optimizer.make_schedule(self._optimizer, spec.optimizer, spec.total_steps or 1)
@@ -200,17 +199,16 @@ class FSDPEngine(BaseEngine):
             self._scaler.scale(total).backward()  # a sum, as Megatron's: a mean over many tokens would underflow
             return sums
 
-        parts = [sums_of(micro_batch) for micro_batch in micro_batches]
+        with self._hooks.during_pass():
+            parts = [sums_of(micro_batch) for micro_batch in micro_batches]
         self._grid.finish_gradients(self._model)
         for gradient in (p.grad for p in self._model.parameters() if p.grad is not None):
             gradient.mul_(dist.get_world_size() / trained)  # FSDP averages over ranks
         return parts
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
-        """Return this rank's share. An actor's routers choose the experts of its routes; other models choose theirs."""
-        if self._spec.role != "actor":
-            batch = batch.drop("input")
-        self._replay.check(batch)
+        """Return this rank's share."""
+        batch = self._prepare(batch)
         sizes = self._spec.sizes
         reader = None if self._vision is None else self._vision.reader
         batch = batch if reader is None else reader.mark(batch)
@@ -221,7 +219,7 @@ class FSDPEngine(BaseEngine):
         return DeviceBatches(count, part, batch, wanted, self.device, reader)
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), self._hooks.during_pass():
             outputs = [self._columns(micro_batch, temperature)[0] for micro_batch in micro_batches]
             self._model.reshard()  # otherwise only a backward pass does
         return outputs
@@ -236,7 +234,7 @@ class FSDPEngine(BaseEngine):
 
     def _logits(self, micro_batch: DeviceBatch) -> Tensor:
         """Return logits of the predicting places only: `[rows, vocabulary]`, or `[rows, 1]` for a critic."""
-        self._replay.tell(micro_batch.inputs)
+        self._hooks.prepare_forward(self._model, micro_batch, trains=torch.is_grad_enabled())
         images = {} if self._vision is None else self._vision.arguments(micro_batch)
         logits: Tensor = self._model(
             input_ids=micro_batch.tokens,

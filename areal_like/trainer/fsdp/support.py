@@ -27,8 +27,6 @@ NOT_PACKED = {
     "gemma4_text": "its log-probs in a pack are up to 4e-4 apart from those alone, for a reason that is unknown",
     **dict.fromkeys(_STATEFUL, _STATES),
 }
-# Families whose routers give the softmax scores of the experts that they chose, which `fsdp/router_replay.py` replaces.
-REPLAYS_ROUTES = frozenset({"qwen2_moe", "qwen3_moe", "mixtral", "olmoe"})
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
 WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"})
 # Families whose matrices ranks can split by transformers' plan (`fsdp/tensor_parallel.py`).

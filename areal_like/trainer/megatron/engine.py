@@ -33,7 +33,7 @@ from areal_like.trainer.megatron.adapter_states import MegatronAdapterStates  # 
 from areal_like.trainer.megatron.bridges import ModelSource, make_bridge  # noqa: E402
 from areal_like.trainer.megatron.checkpoint import load_checkpoint, make_copies, save_checkpoint  # noqa: E402
 from areal_like.trainer.megatron.dist_weights import WeightsFrom  # noqa: E402
-from areal_like.trainer.megatron.forward import Head, forward_backward, make_replay  # noqa: E402
+from areal_like.trainer.megatron.forward import Head, forward_backward  # noqa: E402
 from areal_like.trainer.megatron.images import enable_inputs, freeze_tower  # noqa: E402
 from areal_like.trainer.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.trainer.megatron.padding import ignore_padding  # noqa: E402
@@ -78,7 +78,7 @@ class MegatronEngine(BaseEngine):
             self._adapter_states = self._make_adapter_states()
         self._manage_memory(self._tensors())
         self._copies = make_copies(spec.adapters or ("",))
-        self._replay: Any = None  # created by the first batch with routes
+        self._add_hooks(self._wrapped)
 
     def _backward(
         self, micro_batches: DeviceBatches, batch: Batch, loss: LossSpec, temperature: float, trained: int
@@ -100,7 +100,7 @@ class MegatronEngine(BaseEngine):
             model.zero_grad_buffer()
             # Megatron sums experts' auxiliary losses over all tokens, and divides by the trained tokens
             get_model_config(model).moe_grad_scale_func = lambda: share
-        return forward_backward(self._wrapped, micro_batches, self._head(temperature), token_loss, self._replay)
+        return forward_backward(self._wrapped, micro_batches, self._head(temperature), self._hooks, token_loss)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         with self._memory.hold("params"):
@@ -179,7 +179,7 @@ class MegatronEngine(BaseEngine):
         parallel.shutdown()
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor] | None:
-        outputs = forward_backward(self._wrapped, micro_batches, self._head(temperature), replay=self._replay)
+        outputs = forward_backward(self._wrapped, micro_batches, self._head(temperature), self._hooks)
         return [output[:, 0] for output in outputs] if parallel.is_data_source() else None
 
     def _head(self, temperature: float) -> Head:
@@ -210,13 +210,8 @@ class MegatronEngine(BaseEngine):
         return value_head if self._is_critic else log_prob_head
 
     def _micro_batches(self, batch: Batch, wanted: NDArray[np.bool]) -> DeviceBatches:
-        """Return this rank's share, packed identically for every pass, so that equal weights give equal results.
-
-        Only an actor has the columns of inputs, such as routes: another role's model computes other ones.
-        """
-        if self._spec.role != "actor":
-            batch = batch.drop("input")
-        self._replay = make_replay(self._replay, self._wrapped, batch)
+        """Return this rank's share, packed identically for every pass, so that equal weights give equal results."""
+        batch = self._prepare(batch)
         batch = batch if self._reader is None else self._reader.mark(batch)
         sizes, overrides = self._spec.sizes, self._spec.config.megatron.override_transformer_config
         at_once = overrides.get("microbatch_group_size_per_vp_stage") or sizes.pp

@@ -10,48 +10,33 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
 from torch.nn.functional import pad
 
-from areal_like.routes import ROUTES
 from areal_like.trainer.device_batch import DeviceBatch, DeviceBatches
+from areal_like.trainer.hooks import EngineHooks
 from areal_like.trainer.megatron.pack import pack_of
 from areal_like.trainer.megatron.padding import router_padding
-from areal_like.trainer.megatron.router_replay import MegatronRouterReplay
-from areal_like.types import Batch
 
 # From a micro-batch, hidden states `[rows, hidden]`, the output layer and its weight to `[n, …]` of its n wanted
 # tokens.
 Head = Callable[[DeviceBatch, Tensor, torch.nn.Module, Tensor], Tensor]
 
 
-def make_replay(
-    replay: MegatronRouterReplay | None, models: Sequence[torch.nn.Module], batch: Batch
-) -> MegatronRouterReplay | None:
-    """Return the replay of the models' routers, a new one for the first routes; raise ValueError for unusable ones."""
-    if ROUTES not in batch.fields:
-        return replay
-    replay = replay or MegatronRouterReplay(models)
-    replay.check(batch)
-    return replay
-
-
 def forward_backward(
     models: Sequence[torch.nn.Module],
     micro_batches: DeviceBatches,
     head: Head,
+    hooks: EngineHooks,
     loss: Callable[[DeviceBatch, Tensor], Any] | None = None,
-    replay: MegatronRouterReplay | None = None,
 ) -> list:
     """Run all micro-batches forward and backward; return a list on the last pipeline stage, [] elsewhere.
 
     `loss` computes the summed loss, the number of loss tokens and statistics from a micro-batch and the output of
     `head`; the list has the statistics. Without `loss` only the forward pass runs, and the list has the outputs of
-    `head`. `replay` makes the routers choose the experts of the micro-batches' routes.
+    `head`.
     """
-    if replay is not None:
-        replay.forget()  # of a failed pass
     iterators = [iter(micro_batches) for _ in models]
-    with torch.set_grad_enabled(loss is not None):
+    with hooks.during_pass(), torch.set_grad_enabled(loss is not None):
         result: list = get_forward_backward_func()(
-            forward_step_func=partial(_step, head, loss, replay),
+            forward_step_func=partial(_step, head, loss, hooks),
             data_iterator=iterators if len(models) > 1 else iterators[0],
             model=list(models) if len(models) > 1 else models[0],
             num_microbatches=len(micro_batches),
@@ -60,19 +45,14 @@ def forward_backward(
             forward_only=loss is None,
             collect_non_loss_data=loss is None,
         )
-    if replay is not None and (left := replay.forget()):
-        raise RuntimeError(
-            f"{left} forward passes of layers with experts were kept for a recomputation that never came"
-        )
     return result
 
 
 def _step(
-    head: Head, loss: Callable | None, replay: MegatronRouterReplay | None, data_iterator: Any, model: torch.nn.Module
+    head: Head, loss: Callable | None, hooks: EngineHooks, data_iterator: Any, model: torch.nn.Module
 ) -> tuple[Tensor, Callable]:
     micro_batch: DeviceBatch = next(data_iterator)
-    if replay is not None:
-        replay.tell(model, micro_batch.inputs.get(ROUTES), trains=loss is not None)
+    hooks.prepare_forward(model, micro_batch, trains=loss is not None)
     output: Tensor = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrif
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
 from areal_like.capabilities.drift.schedule import FIRST, SHARE, Schedule
+from areal_like.capabilities.router_replay.columns import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.columns import Ragged
 from areal_like.config.load import load
 from areal_like.errors import LogprobMismatch, ServerError
@@ -28,7 +29,6 @@ from areal_like.images import Images
 from areal_like.rollout.sglang import http
 from areal_like.rollout.sglang.checksum import checksum, compare_noted, note
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, Routes, RouteShape, unknown_expert
 from areal_like.run import loop
 from areal_like.run.logprob_check import check_logprobs
 from areal_like.run.loop import Parts
@@ -93,7 +93,7 @@ class FakeServer:
         *,
         start: int,
         cache: str | None,
-        shape: RouteShape | None,
+        columns: Mapping[str, RouteShape],
         images: Images = (),
         adapter: str | None = None,
     ) -> tuple[np.ndarray, Routes | None]:
@@ -102,8 +102,10 @@ class FakeServer:
         scored = right(tokens) + (self.fault(np.arange(len(tokens)), cache) if self.fault else 0)
         scored += changed_by(flipped(tokens, self.flips), tokens)
         returned = self.flips if self.returned is None else self.returned
-        routes = flipped(tokens, returned)[..., ::-1] if shape else None  # their order means nothing
-        return np.where(np.arange(len(tokens)) > start, scored, 0).astype(np.float32), routes
+        routes = flipped(tokens, returned)[..., ::-1]  # their order means nothing
+        return np.where(np.arange(len(tokens)) > start, scored, 0).astype(np.float32), {
+            ROUTES: routes
+        } if columns else {}
 
     async def note_weights(self, timeout_s: float) -> None:
         self.noted = self.wrong
@@ -142,7 +144,11 @@ class Scene:
         config = load(CONFIG, [f"rollout.max_logprob_diff={LIMIT}", *settings]).config
         given = (config, self, self.pool, self, self.said.append)
         self.alarm = DriftAlarm(
-            *cast(Any, given), has_experts=experts, routes=routes, adapter=adapter, clock=clock or time.monotonic
+            *cast(Any, given),
+            has_experts=experts,
+            columns={ROUTES: routes} if routes else {},
+            adapter=adapter,
+            clock=clock or time.monotonic,
         )
         if clock is None:
             self.alarm._schedule = Schedule(share=1.0)  # every step

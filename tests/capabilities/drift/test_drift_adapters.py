@@ -14,9 +14,9 @@ from test_drift import LIMIT, FakeServer, Fault, Scene, added, responses
 
 from areal_like.capabilities.drift.alarm import LogprobDrift
 from areal_like.capabilities.drift.hook import DriftHook, make_hook
+from areal_like.capabilities.router_replay.columns import Routes
 from areal_like.config.load import load
 from areal_like.preflight import preflight
-from areal_like.routes import Routes
 from areal_like.run import loop
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Policy

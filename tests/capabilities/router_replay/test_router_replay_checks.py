@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from running import CONFIG
-from test_preflight import check
 
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape
+from areal_like.capabilities.router_replay.decision import check as check_replay
+from areal_like.capabilities.router_replay.decision import find_routes
+from areal_like.capability import server_options
 from areal_like.config.load import load
 from areal_like.preflight import preflight
-from areal_like.preflight.router_replay import check_router_replay, find_routes
 from areal_like.rollout.sglang.options import server_arguments
-from areal_like.routes import RouteShape
 from areal_like.run.startup_report import startup_report
 
 EXPERTS = (
@@ -23,26 +25,38 @@ ON = "rollout.router_replay=on"
 FUSED = "actor.megatron.override_transformer_config.moe_router_fusion=true"
 
 
+def check(path, *overrides):
+    return preflight(load(path, overrides))
+
+
+def known_of(config, spec, plan):
+    return SimpleNamespace(config=config, model=spec, plan=plan)
+
+
 def test_a_model_with_experts_replays_their_routes_and_the_servers_record_them(write):
     job = check(write(), *EXPERTS).job
     layers = job.config.actor.init_model.num_hidden_layers
-    assert job.routes == RouteShape(layers, tuple(range(layers)), 2, 8)
-    arguments = server_arguments(job.config, write(), job.plan.engine("rollout").sizes, "cpu", routes=True)
+    assert job.served[ROUTES] == RouteShape(layers, tuple(range(layers)), 2, 8)
+    arguments = server_arguments(
+        job.config, write(), job.plan.engine("rollout").sizes, "cpu", others=server_options(job)
+    )
     assert "--enable-return-routed-experts" in arguments
 
 
 def test_a_dense_model_replays_nothing_and_is_refused_where_it_should(write):
     job = check(write()).job
-    assert job.routes is None
-    arguments = server_arguments(job.config, write(), job.plan.engine("rollout").sizes, "cpu")
+    assert not job.served
+    arguments = server_arguments(
+        job.config, write(), job.plan.engine("rollout").sizes, "cpu", others=server_options(job)
+    )
     assert "--enable-return-routed-experts" not in arguments
     (found,) = (it for it in check(write(), ON).findings if it.code.startswith("RUN-REPLAY"))
-    assert found.code == "RUN-REPLAY-DENSE" and found.help == "write rollout.router_replay=auto"
+    assert found.code == "RUN-REPLAY-DENSE" and found.help == "set rollout.router_replay=auto"
     assert check(write(), "rollout.router_replay=auto").ok  # as the help says
 
 
 def test_off_is_off(write):
-    assert check(write(), *EXPERTS, "rollout.router_replay=off").job.routes is None
+    assert not check(write(), *EXPERTS, "rollout.router_replay=off").job.served
 
 
 @pytest.mark.parametrize(
@@ -63,13 +77,13 @@ def test_what_cannot_replay_is_refused_if_asked_and_off_with_a_reason_otherwise(
     plan = replace(checked.job.plan, engines=(actor, *checked.job.plan.engines[1:]))
     routes, reason = find_routes(found, spec, plan)
     assert routes is None and reason
-    (refused,) = check_router_replay(load(write(), [*overrides, ON]).config, spec, plan)
+    (refused,) = check_replay(known_of(load(write(), [*overrides, ON]).config, spec, plan))
     assert refused.code == code and reason in str(refused)
 
 
 def test_fsdp_replays_routes_of_a_family_whose_routers_it_knows(write):
     checked = check(write(), *EXPERTS, ON, "actor.backend=fsdp:d2")
-    assert checked.ok and checked.job.routes == RouteShape(checked.job.models["actor"].layers, (0, 1, 2), 2, 8)
+    assert checked.ok and checked.job.served[ROUTES] == RouteShape(checked.job.models["actor"].layers, (0, 1, 2), 2, 8)
 
 
 def test_layers_without_experts_have_no_rows(write):

@@ -13,9 +13,9 @@ from scripted import Model, says, session
 from test_sessions import ask, talk
 
 from areal_like.algorithms.batch import batch_of
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, known_routes
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.rollout.pool import Response, Sampling
-from areal_like.routes import ROUTES, RouteShape, known_routes
 from areal_like.trainer.packing import packs
 from areal_like.types import Prompt, Reward, Trajectory
 from areal_like.workflows.provenance import Generated, Responses
@@ -47,7 +47,7 @@ class Routed:
 def recorded(answers: str) -> tuple[Session, Routed]:
     own, model = session("plain", says(*answers))
     routed = Routed(model)
-    own.sample, own.sampling = routed.sample, replace(own.sampling, routes=SHAPE)
+    own.sample, own.sampling = routed.sample, replace(own.sampling, columns={ROUTES: SHAPE})
     return own, routed
 
 
@@ -115,7 +115,7 @@ def test_rows_of_turns_that_another_session_had_are_unknown():
 def test_a_turn_after_one_that_a_stop_text_cut_asks_from_the_cut_on(from_user):
     own, model = session("plain", lambda n: says("th|ab|1" if n == 0 else "1")(0))
     routed = Routed(model)
-    own.sample, own.sampling = routed.sample, replace(own.sampling, routes=SHAPE)
+    own.sample, own.sampling = routed.sample, replace(own.sampling, columns={ROUTES: SHAPE})
 
     async def converse(client: openai.AsyncOpenAI) -> None:
         first: list[Any] = [HELLO]

@@ -14,11 +14,11 @@ from serving import load_from_disk, peaked_model
 from told_experts import ToldModel
 from tolerance import BACKWARD, rounding
 
+from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, RouteShape
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 OVERRIDES = [
@@ -69,7 +69,7 @@ def distances(told: ToldModel, prompt: list[int], response: Response, routes: np
 
 
 def test_routes_reproduce_the_log_probs_of_responses_across_an_update(server: RunningServer, shape, told):
-    sampling = Sampling(40, TEMPERATURE, ignore_eos=True, routes=shape)
+    sampling = Sampling(40, TEMPERATURE, ignore_eos=True, columns={ROUTES: shape})
     prompts = [LONG] * 3 + [[9, 8, 7]] * 2
 
     async def run() -> list[Response]:
@@ -92,7 +92,7 @@ def test_routes_reproduce_the_log_probs_of_responses_across_an_update(server: Ru
 
 
 def test_a_later_turn_is_asked_for_new_rows_alone(server: RunningServer, shape, told):
-    sampling = Sampling(10, TEMPERATURE, ignore_eos=True, routes=shape)
+    sampling = Sampling(10, TEMPERATURE, ignore_eos=True, columns={ROUTES: shape})
     prompt, question = LONG, [3, 4, 5]
 
     async def run() -> tuple[Response, Response]:

@@ -5,40 +5,42 @@ the router has its gradient. A layer that gradient checkpointing computes again 
 experts: the backward pass of a micro-batch ends before the next one is told.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_like.routes import ROUTES
-from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
+from areal_like.capabilities.router_replay.columns import ROUTES
+from areal_like.capabilities.router_replay.decision import FSDP_FAMILIES
+from areal_like.trainer.device_batch import DeviceBatch
+from areal_like.trainer.hooks import EngineHook
 from areal_like.types import Batch
 
 
-class FSDPRouterReplay:
+class FSDPRouterReplay(EngineHook):
     """The hooks behind all routers of a model, in the order of its layers; a model of another family has none."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._family = str(getattr(model.config, "model_type", ""))
         routers = [part for part in model.modules() if type(part).__name__.endswith("TopKRouter")]
-        self._routers = routers if self._family in REPLAYS_ROUTES else []
+        self._routers = routers if self._family in FSDP_FAMILIES else []
         self._told: Tensor | None = None
         for number, router in enumerate(self._routers):
             router.register_forward_hook(self._choosing(number))
 
-    def check(self, batch: Batch) -> None:
-        """Raise ValueError for routes of another number of layers than the model has with routers that replay."""
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return the batch; raise ValueError for routes of another number of layers than have routers that replay."""
         if (routes := batch.fields.get(ROUTES)) is not None and routes.shape[1] != len(self._routers):
             raise ValueError(
                 f"the routes are those of {routes.shape[1]} layers, and the model ({self._family}) has "
                 f"{len(self._routers)} whose routers replay them"
             )
+        return batch
 
-    def tell(self, inputs: Mapping[str, Tensor]) -> None:
-        """Give the routers the routes `[tokens, layers, chosen]` of the micro-batch that comes next."""
+    def prepare_forward(self, model: torch.nn.Module, micro_batch: DeviceBatch, *, trains: bool) -> None:
+        """Set the routes `[tokens, layers, chosen]` of the micro-batch."""
         self._told = None
-        if (routes := inputs.get(ROUTES)) is not None:
+        if (routes := micro_batch.inputs.get(ROUTES)) is not None:
             self._told = routes.long().masked_fill_(routes == torch.iinfo(routes.dtype).max, -1)
 
     def _choosing(self, number: int) -> Any:

@@ -21,11 +21,11 @@ from test_versions import working
 from told_experts import ToldModel
 from tolerance import BACKWARD, rounding
 
+from areal_like.capabilities.router_replay.columns import ROUTES, Routes, RouteShape
 from areal_like.config.load import load
 from areal_like.demo.init_model import write_init_model
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.http import Deadline
-from areal_like.routes import ROUTES, Routes, RouteShape
 
 SHAPE = RouteShape(layers=3, with_experts=(0, 1, 2), chosen=2, experts=8)
 PROMPTS = [[5 + (i * 7 + j * 3) % 20 for j in range(4 + 5 * i)] for i in range(4)]
@@ -75,7 +75,7 @@ def responses(server: RunningServer, models: list[Path], first: int, time_shared
     async def run() -> list[Response]:
         async with ServerPool([server.url], server.token, HUNG_S) as pool:
             await real.serve(pool, models[0], first)
-            sampling = Sampling(LENGTH, ignore_eos=True, routes=SHAPE)
+            sampling = Sampling(LENGTH, ignore_eos=True, columns={ROUTES: SHAPE})
             asking = asyncio.gather(*(pool.generate([prompt], sampling) for prompt in PROMPTS))
             for number, model in enumerate(models[1:], 1):
                 await working(pool)

@@ -9,11 +9,17 @@ import re
 from functools import wraps
 from typing import Any
 
-from areal_like.routes import route_type
+from areal_like.capabilities.router_replay.columns import route_type
 
-OPTION = "enable-return-routed-experts"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")  # names in configs of model families
+
+
+def prepare_scheduler(server: Any) -> None:
+    """Prepare a scheduler's process for the routes, if the server returns any; `server` are its ServerArgs."""
+    if server.enable_return_routed_experts:
+        record_compactly(server)
+        number_routers()
 
 
 def record_compactly(server: Any) -> None:

@@ -9,7 +9,8 @@ recomputations have the order of the forward passes, so the stand-in keeps the r
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-from areal_like.routes import ROUTES
+from areal_like.capabilities.router_replay.columns import ROUTES
+from areal_like.trainer.device_batch import DeviceBatch
+from areal_like.trainer.hooks import EngineHook
 from areal_like.types import Batch
 
 UNKNOWN = -1  # on the device
@@ -66,27 +69,36 @@ class _Replay:
         return self._told
 
 
-class MegatronRouterReplay:
-    """The stand-ins of all routers of a rank's models; raises ValueError for routers that cannot replay."""
+class MegatronRouterReplay(EngineHook):
+    """The stand-ins of all routers of a rank's models, from the first batch with routes on."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._of_models = {id(model): [_stand_in(router) for router in _routers(model)] for model in models}
-        routers = [router for model in models for router in _routers(model)]
+        self._models = models
+        self._of_models: dict[int, list[_Replay]] = {}
+
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return the batch; raise ValueError for routers that cannot replay, and for routes of other layers."""
+        if (routes := batch.fields.get(ROUTES)) is None:
+            return batch
+        if not self._of_models:
+            self._replace_choices()
+        if self._layers and routes.shape[1] != len(self._layers):
+            raise ValueError(
+                f"the routes are those of {routes.shape[1]} layers, and the model has {len(self._layers)} with experts"
+            )
+        return batch
+
+    def _replace_choices(self) -> None:
+        routers = [router for model in self._models for router in _routers(model)]
         self._is_cut = bool(routers) and routers[0].config.sequence_parallel
         if any(router.config.moe_router_fusion for router in routers):
             raise ValueError("moe_router_fusion chooses experts in a kernel of its own, which cannot replay them")
         self._layers = layers_with_experts(routers[0].config) if routers else []
+        self._of_models = {id(model): [_stand_in(router) for router in _routers(model)] for model in self._models}
 
-    def check(self, batch: Batch) -> None:
-        """Raise ValueError if the number of layers in the routes differs from the model's layers with experts."""
-        if (routes := batch.fields.get(ROUTES)) is not None and self._layers and routes.shape[1] != len(self._layers):
-            raise ValueError(
-                f"the routes are those of {routes.shape[1]} layers, and the model has {len(self._layers)} with experts"
-            )
-
-    def tell(self, model: torch.nn.Module, routes: Tensor | None, *, trains: bool) -> None:
-        """Set the routes `[tokens, layers, chosen]` of the next micro-batch in a model's routers."""
-        replays = self._of_models[id(model)]
+    def prepare_forward(self, model: torch.nn.Module, micro_batch: DeviceBatch, *, trains: bool) -> None:
+        """Set the routes `[tokens, layers, chosen]` of the micro-batch in a model's routers."""
+        routes, replays = micro_batch.inputs.get(ROUTES), self._of_models.get(id(model), [])
         if routes is None or not replays:
             for replay in replays:
                 replay.tell(None, trains=trains)
@@ -100,7 +112,17 @@ class MegatronRouterReplay:
         for replay, of_layer in zip(replays, experts, strict=True):
             replay.tell(of_layer, trains=trains)
 
-    def forget(self) -> int:
+    @contextmanager
+    def during_pass(self) -> Iterator[None]:
+        """Drop the routes of a failed pass before, and this one's after; raise RuntimeError if any were not used."""
+        self._forget()
+        yield
+        if left := self._forget():
+            raise RuntimeError(
+                f"{left} forward passes of layers with experts were kept for a recomputation that never came"
+            )
+
+    def _forget(self) -> int:
         """Drop the routers' routes; return how many were kept for a recomputation that did not happen."""
         return sum(replay.forget() for replays in self._of_models.values() for replay in replays)
 

@@ -37,6 +37,11 @@ class RouteShape:
         return route_type(self.experts)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's experts, without layers that have none."""
+        return len(self.with_experts) * self.chosen * self.dtype.itemsize
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row as a server sends it."""
         return self.layers * self.chosen * self.dtype.itemsize
@@ -79,7 +84,7 @@ def known_routes(routes: Routes) -> NDArray[np.bool]:
 
 
 def _request(sampling: Any, known: int) -> Mapping[str, Any] | None:
-    if sampling.routes is None:
+    if "routes" not in sampling.columns:
         return None
     return {"return_routed_experts": True, "routed_experts_start_len": known}
 
@@ -89,7 +94,7 @@ def _read(piece: Any, rows: int, sampling: Any) -> Routes:
     if data is None:
         raise ValueError("did not return the experts of each token")
     try:
-        routes: Routes = sampling.routes.read(data, rows)
+        routes: Routes = sampling.columns["routes"].read(data, rows)
     except ValueError as problem:
         raise ValueError(f"returned unusable experts of tokens: {problem}") from problem
     return routes
