@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
+from allocation.families import families_with
 from allocation.model_spec import ModelSpec
 
 # Families whose experts can have adapters under FSDP: transformers packs the matrices of their experts in one form
-WITH_EXPERTS = (
-    "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "minimax_m2", "glm4_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
-    "glm4_moe_lite", "qwen3_next", "qwen3_5_moe_text",
-)  # fmt: skip
-_FUSED_QKV = ("phi3",)
-_FUSED_GATE = ("glm", "glm4", "phi3")
+WITH_EXPERTS = families_with(lambda family: family.fsdp.packs_experts)
+_FUSED_QKV = families_with(lambda family: "qkv_proj" in family.fsdp.fused)
+_FUSED_GATE = families_with(lambda family: "gate_up_proj" in family.fsdp.fused)
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: Callable[[str], bool]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from allocation.families import families_with
 from allocation.memory.items import (
     CACHE,
     CAPTURED,
@@ -21,7 +22,7 @@ from allocation.parameters import layers_together, vocabulary
 from allocation.plan import ParallelSizes
 from allocation.settings import Workload
 
-WITH_WINDOW_POOL = ("gpt_oss",)
+WITH_WINDOW_POOL = families_with(lambda family: family.server.window_pool)
 WINDOW_POOL = 0.8  # ratio of the tokens in the window pool and in the other pool
 
 

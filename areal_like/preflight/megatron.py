@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 
 from allocation.diagnostics import Finding, Severity
+from allocation.families import families_with
 from allocation.model_spec import ModelSpec
 from allocation.plan import ParallelSizes
 from areal_like.config.findings import finding, warn_ignored
@@ -17,7 +18,8 @@ from areal_like.trainer.packing import sequence_alignment
 
 _OVERRIDES = "megatron.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
-_EXPERTS_APART = ("qwen3_moe",)  # whose experts Megatron Bridge names one by one
+# whose experts Megatron Bridge names one by one
+_EXPERTS_APART = families_with(lambda family: family.megatron and family.megatron.named_experts)
 _OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from allocation.adapters import attention_layers
 from allocation.diagnostics import Finding
+from allocation.families import families_with
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.config.findings import finding
@@ -11,12 +12,10 @@ from areal_like.config.schema import ALL_LINEAR, RunConfig
 from areal_like.preflight.lora import FEED_FORWARD
 from areal_like.types import Device
 
-SERVED = ("llama", "mistral", "qwen2", "qwen3")  # families whose adapters tests compare with merged weights
+# Families whose adapters tests compare with merged weights
+SERVED = families_with(lambda family: family.server.adapters and not family.experts)
 # Families with experts for which tests do so on GPUs; SGLang has no other kernels for adapters of experts
-SERVED_EXPERTS = (
-    "qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "minimax_m2", "glm4_moe", "deepseek_v2", "deepseek_v3", "kimi_k2",
-    "glm4_moe_lite",
-)  # fmt: skip
+SERVED_EXPERTS = families_with(lambda family: family.server.adapters and family.experts)
 _KEY = "weight_update.adapters"
 _TARGETS = "actor.target_modules"
 _MERGED = f"write {_KEY}=false, so that servers receive merged weights"

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator
 
 from allocation.diagnostics import Finding
+from allocation.families import families_with
 from areal_like.config.findings import finding
 from areal_like.preflight.view import RoleView
 
 # Families whose routers have biases that Megatron can move
-_WITH_ROUTER_BIASES = ("deepseek_v3", "kimi_k2", "minimax_m2", "glm4_moe", "glm4_moe_lite")
+_WITH_ROUTER_BIASES = families_with(lambda family: family.megatron and family.megatron.router_biases)
 
 
 def check_shared_prompts(views: Iterable[RoleView]) -> Iterator[Finding]:

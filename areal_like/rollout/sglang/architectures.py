@@ -11,13 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from allocation.families import families_with
+
 # Families with kernels that SGLang 0.5.17 has for GPUs only; tests replace these kernels (`tests/support`)
-ON_GPUS_ALONE = frozenset(
-    {
-        *("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "gemma", "gemma2", "gemma3_text", "gpt_oss"),
-        *("exaone4", "minimax_m2", "qwen2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-    }
-)
+ON_GPUS_ALONE = frozenset(families_with(lambda family: not family.server.on_cpus))
 _NAMED = re.compile(r"^EntryClass\b[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 
 

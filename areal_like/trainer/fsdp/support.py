@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from allocation.families import FAMILIES, families_with
 from areal_like.data.processor import SEES_WHOLE_IMAGES
 
 # Families without a language model of their own in transformers (`AutoModelForCausalLM`).
-WITHOUT_MODEL = frozenset({"mimo", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"})
-# Families that SGLang 0.5.17 cannot start: its configuration class leaves out `rope_parameters`, which its model reads.
-WITHOUT_SERVER = frozenset({"olmo3"})
-# Families whose output layer is the embedding in SGLang 0.5.17: it skips `lm_head.weight` when it loads a checkpoint.
-ALWAYS_TIED = frozenset({"gemma", "gemma2", "gemma3_text"})
+WITHOUT_MODEL = frozenset(families_with(lambda family: not family.fsdp.has_model))
+WITHOUT_SERVER = frozenset(families_with(lambda family: not family.server.starts))
+ALWAYS_TIED = frozenset(families_with(lambda family: family.server.tied))
 # Families whose sliding windows SGLang 0.5.17 computes on GPUs; others attend to all tokens there.
-WINDOW_SERVED = frozenset({"gemma2", "gemma3_text", "gpt_oss", "exaone4"})
+WINDOW_SERVED = frozenset(families_with(lambda family: family.server.windows))
 # Families that are computed otherwise in a pack than alone, as the probe at the start finds (`fsdp/probe.py`), and
 # families whose faults it cannot see.
 _STATES = "its layers carry a state or a convolution from one packed sequence to the next"
@@ -21,26 +20,21 @@ _STATEFUL = (
     *("olmo_hybrid", "recurrent_gemma", "zamba", "zamba2"),
 )
 NOT_PACKED = {
-    "deepseek_v32": "its sparse attention selects keys of other sequences in a pack",
+    **{name: family.fsdp.not_packed for name, family in FAMILIES.items() if family.fsdp.not_packed},
     "glm_moe_dsa": "its sparse attention selects keys of other sequences in a pack",
     "phimoe": "its routers draw experts at random while they train",
     "gemma4_text": "its log-probs in a pack are up to 4e-4 apart from those alone, for a reason that is unknown",
     **dict.fromkeys(_STATEFUL, _STATES),
 }
 # Families of vision-language models that the FSDP trainer computes as transformers does, and SGLang serves.
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"})
+WITH_IMAGES = frozenset(name.removesuffix("_text") for name in families_with(lambda family: family.fsdp.sees_images))
 # Families whose matrices ranks can split by transformers' plan (`fsdp/tensor_parallel.py`).
-SPLIT = frozenset(
-    {
-        *("exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "llama", "mistral", "olmo2", "phi3", "qwen2"),
-        *("qwen3", "seed_oss", "smollm3"),
-    }
-)
+SPLIT = frozenset(families_with(lambda family: family.fsdp.splits))
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
 # Families whose linear attention is a gated delta net, which packs (`fsdp/delta_nets.py`)
-_DELTA_NETS = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+_DELTA_NETS = frozenset(families_with(lambda family: family.linear_attention))
 
 
 def has_plain_attention(config: Mapping[str, Any]) -> bool:

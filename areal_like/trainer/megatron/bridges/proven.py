@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_5_text")
-LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")  # with latent attention
-STATES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # with gated delta nets
-EXPERTS = (
-    *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "glm4_moe", *LATENT, "minimax_m2", "gpt_oss"),
-    *("qwen3_next", "qwen3_5_moe_text"),
-)
-FAMILIES = (*DENSE, *EXPERTS)
-UNUSABLE = {"mbridge": ("deepseek_v3",)}  # mbridge 0.15.1 sets fields that megatron-core 0.19.2 does not have
-NONE_OF_IT: tuple[Any, ...] = (False, None, [], 0)
-SIGMOID = ("deepseek_v3", "kimi_k2", "glm4_moe_lite")  # their routers
-TIED = ("gemma2", "gemma3_text")  # SGLang shares the embedding with the output layer
+from allocation.families import FAMILIES as ALL
+from allocation.families import families_with
+from allocation.families.family import NONE_OF_IT
+
+_PROVEN = {name: (family, family.megatron) for name, family in ALL.items() if family.megatron is not None}
+FAMILIES = tuple(_PROVEN)
+EXPERTS = tuple(name for name, (family, _) in _PROVEN.items() if family.experts)
+LATENT = tuple(name for name, (family, _) in _PROVEN.items() if family.latent_attention)
+STATES = tuple(name for name, (family, _) in _PROVEN.items() if family.linear_attention)  # with gated delta nets
+WINDOWS = tuple(name for name, (_, megatron) in _PROVEN.items() if megatron.windows)
+UNUSABLE = {name: megatron.unusable for name, (_, megatron) in _PROVEN.items()}  # bridges
 
 # Allowed values of each field; a family's own line precedes the one for all families.
 ALLOWED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
-    "gemma2.hidden_act": ("gelu_pytorch_tanh",),  # which its checkpoints name twice
     "attention_bias": NONE_OF_IT,
     "mlp_bias": NONE_OF_IT,
     "use_sliding_window": (*NONE_OF_IT, True),
-    "qwen3_moe.use_sliding_window": NONE_OF_IT,  # its attention slides in every layer, its config has another value
-    "qwen2_moe.use_sliding_window": NONE_OF_IT,
     "clip_qkv": (None,),
     "mlp_only_layers": NONE_OF_IT,
     "decoder_sparse_step": (1,),
@@ -33,45 +29,19 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "dual_chunk_attention_config": (None,),
     "partial_rotary_factor": (None, 1),
-    **{f"{family}.tie_word_embeddings": NONE_OF_IT for family in EXPERTS},  # SGLang does not share them
-    "olmoe.norm_topk_prob": (False,),  # SGLang never normalises there
-    "glm4_moe.norm_topk_prob": (True,),
-    "glm4_moe.attention_bias": (True, False),
-    "glm4_moe.partial_rotary_factor": (None, 0.5),
-    "deepseek_v2.topk_method": ("greedy",),  # transformers 5.12 cannot select groups
-    "deepseek_v2.n_group": (None, 1),
-    "deepseek_v2.topk_group": (None, 1),
-    "deepseek_v2.norm_topk_prob": (False,),  # transformers ignores it, SGLang does not
-    **{f"{family}.topk_method": ("noaux_tc",) for family in SIGMOID},
-    **{f"{family}.scoring_func": ("sigmoid",) for family in SIGMOID},
-    **{f"{family}.norm_topk_prob": (True,) for family in SIGMOID},
-    "glm4_moe_lite.first_k_dense_replace": (1,),  # which transformers does not read
-    **{f"{family}.tie_word_embeddings": (True,) for family in TIED},
-    **{f"{family}.hidden_activation": ("gelu_pytorch_tanh",) for family in TIED},
     "use_bidirectional_attention": NONE_OF_IT,
-    "gemma3_text.attn_logit_softcapping": (None,),
-    "gemma3_text.final_logit_softcapping": (None,),
-    "gpt_oss.attention_bias": (True,),
-    "gpt_oss.swiglu_limit": (7.0,),  # transformers' own
     "rope_interleave": (True,),
-    **{f"{family}.partial_rotary_factor": (None, 0.25) for family in STATES},
-    "minimax_m2.scoring_func": ("sigmoid",),
-    "minimax_m2.partial_rotary_factor": (None, 1, 0.5),
+    **{f"{name}.tie_word_embeddings": NONE_OF_IT for name in EXPERTS},  # SGLang does not share them
+    **{f"{name}.{key}": its for name, (_, megatron) in _PROVEN.items() for key, its in megatron.fields.items()},
 }
-# Bridges normalise queries and keys of each rank alone (olmoe), or lose a part of the norm's gradient (minimax_m2)
-ONE_TENSOR_PARALLEL_RANK = ("olmoe", "minimax_m2")
+ONE_TENSOR_PARALLEL_RANK = tuple(name for name, (_, megatron) in _PROVEN.items() if megatron.one_tensor_rank)
 # Megatron-core leaves a single expert's weight as it is, or does not start
-SEVERAL_EXPERTS_PER_TOKEN = (
-    *("qwen3_moe", "mixtral", "glm4_moe", *LATENT, "minimax_m2", "gpt_oss", "qwen3_next", "qwen3_5_moe_text"),
-)
+SEVERAL_EXPERTS_PER_TOKEN = tuple(name for name, (_, megatron) in _PROVEN.items() if megatron.several_experts)
 SHARED_EXPERTS = {
-    **dict.fromkeys(("glm4_moe", *LATENT), "n_shared_experts"),
-    **dict.fromkeys(("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"), "shared_expert_intermediate_size"),
+    name: field for name, (family, _) in _PROVEN.items() if (field := family.shared_ffn or family.shared_experts)
 }
-FIXED_HEAD_DIM = ("qwen2_moe", "mixtral", "olmoe")  # SGLang divides
-WINDOWS = ("mistral", "qwen2", "qwen3", "mixtral", "gemma2", "gemma3_text", "gpt_oss")
-# Their layer for multi-token prediction is trained as transformers' layers would be
-MTP = ("deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite")
+FIXED_HEAD_DIM = tuple(name for name, (_, megatron) in _PROVEN.items() if megatron.divided_heads)
+MTP = families_with(lambda family: family.megatron and family.megatron.trains_mtp)
 # The fields that a rotary embedding needs, all numbers.
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -79,12 +49,4 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-ROPE_TYPES = {
-    **dict.fromkeys(("mixtral", "minimax_m2"), ("default",)),
-    "glm4_moe": ("default", "linear", "llama3"),
-    "deepseek_v2": ("default",),  # transformers leaves YaRN's factor out of the softmax's scale, SGLang does not
-    **dict.fromkeys(("deepseek_v3", "kimi_k2"), ("default", "yarn")),
-    **dict.fromkeys(("glm4_moe_lite", "gemma2", *STATES), ("default",)),
-    "gemma3_text": ("default", "linear"),
-    "gpt_oss": ("yarn", "default"),
-}
+ROPE_TYPES = {name: megatron.ropes for name, (_, megatron) in _PROVEN.items() if megatron.ropes}

@@ -215,8 +215,8 @@ def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem
 
 def _check_served(bridge_type: str) -> list[str]:
     """Return the proven families that a bridge registers."""
-    registered = _registered_families(bridge_type) - set(UNUSABLE.get(bridge_type, ()))
-    return [family for family in FAMILIES if family in registered]
+    registered = _registered_families(bridge_type)
+    return [family for family in FAMILIES if family in registered and bridge_type not in UNUSABLE[family]]
 
 
 def _registered_families(bridge_type: str) -> set[str]:

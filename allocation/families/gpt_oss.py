@@ -1,0 +1,21 @@
+"""gpt-oss."""
+
+from allocation.families.family import BIAS, Family, Megatron, Server
+
+FAMILIES = {
+    "gpt_oss": Family(
+        "num_local_experts",
+        "intermediate_size",
+        expert_bias=True,
+        bias="qkvo",
+        full_every=2,
+        defaults=BIAS | {"head_dim": 64, "sliding_window": 128},
+        megatron=Megatron(
+            {"attention_bias": (True,), "swiglu_limit": (7.0,)},  # transformers' own limit
+            ("yarn", "default"),
+            windows=True,
+            several_experts=True,
+        ),
+        server=Server(on_cpus=False, windows=True, window_pool=True),
+    ),
+}

@@ -1,0 +1,21 @@
+"""MiniMax M2."""
+
+from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+
+FAMILIES = {
+    "minimax_m2": Family(
+        "num_local_experts",
+        "intermediate_size",
+        qk_norm="full",
+        defaults={"head_dim": 128},
+        megatron=Megatron(
+            {"scoring_func": ("sigmoid",), "partial_rotary_factor": (None, 1, 0.5)},
+            ONE_ROPE,
+            one_tensor_rank=True,  # split, bridges lose a part of the gradient of the norm of queries and keys
+            several_experts=True,
+            router_biases=True,
+        ),
+        fsdp=Fsdp(packs_experts=True),
+        server=Server(on_cpus=False, adapters=True),
+    ),
+}

@@ -1,0 +1,17 @@
+"""Mistral and Mixtral."""
+
+from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+
+FAMILIES = {
+    "mistral": Family(
+        full_every=1, megatron=Megatron(windows=True), fsdp=Fsdp(splits=True), server=Server(adapters=True)
+    ),
+    "mixtral": Family(
+        "num_local_experts",
+        "intermediate_size",
+        full_every=1,
+        megatron=Megatron(ropes=ONE_ROPE, windows=True, several_experts=True, divided_heads=True),
+        fsdp=Fsdp(packs_experts=True),
+        server=Server(adapters=True),
+    ),
+}
