@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ class Megatron:
     `divided_heads`: SGLang computes the dimension of heads itself; `trains_mtp`: the layer for multi-token prediction
     is trained as transformers' layers would be; `router_biases`: Megatron can move biases of its routers;
     `named_experts`: Megatron Bridge names experts one by one. `unusable` are the bridges that cannot build it.
+    `options` returns, from transformers' configuration, the options of Megatron that bridges lack or set otherwise.
     """
 
     fields: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Megatron:
     router_biases: bool = False
     named_experts: bool = False
     unusable: tuple[str, ...] = ()
+    options: Callable[[Any], Mapping[str, Any]] = lambda config: {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +104,11 @@ class Family:
 USUAL = Family(bias="qkvo")  # of an unknown dense model
 BIAS = {"attention_bias": True}  # a default
 ONE_ROPE = ("default",)
+
+
+def softmax_order(config: Any) -> dict[str, Any]:
+    """Return whether routers apply the softmax before they choose experts: then the chosen are not normalised."""
+    return {"moe_router_pre_softmax": not config.norm_topk_prob}
+
+
+GATED_SHARED_EXPERT = {"moe_shared_expert_gate": True, "moe_shared_expert_overlap": False}

@@ -1,11 +1,22 @@
 """GLM-4.5 to 4.7 with experts, and GLM-4.7-Flash, which has latent attention."""
 
 from dataclasses import replace
+from typing import Any
 
 from allocation.families.deepseek import DEEPSEEK, LIKE_DEEPSEEK
 from allocation.families.family import Family, Fsdp, Megatron, Server
 
 _LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
+
+
+def _options(config: Any) -> dict[str, Any]:
+    """Return options without layers for multi-token prediction, which are not used."""
+    shared = config.n_shared_experts * config.moe_intermediate_size
+    options = {"moe_shared_expert_intermediate_size": shared, "add_qkv_bias": config.attention_bias}
+    grouped = {"moe_router_num_groups": config.n_group, "moe_router_group_topk": config.topk_group}
+    return options | {"mtp_num_layers": None} | (grouped if config.n_group > 1 else {})
+
+
 FAMILIES = {
     "glm4_moe": Family(
         "n_routed_experts",
@@ -21,6 +32,7 @@ FAMILIES = {
             several_experts=True,
             trains_mtp=True,
             router_biases=True,
+            options=_options,
         ),
         fsdp=Fsdp(packs_experts=True),
         server=Server(adapters=True),

@@ -15,6 +15,8 @@ FAMILIES = {
             ("yarn", "default"),
             windows=True,
             several_experts=True,
+            # The bridge would have Megatron multiply by YaRN's factor once more, except in the fused kernel
+            options=lambda config: {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": None},
         ),
         server=Server(on_cpus=False, windows=True, window_pool=True),
     ),

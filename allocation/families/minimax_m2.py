@@ -14,6 +14,7 @@ FAMILIES = {
             one_tensor_rank=True,  # split, bridges lose a part of the gradient of the norm of queries and keys
             several_experts=True,
             router_biases=True,
+            options=lambda config: {"rotary_percent": config.rope_parameters.get("partial_rotary_factor", 1.0)},
         ),
         fsdp=Fsdp(packs_experts=True),
         server=Server(on_cpus=False, adapters=True),

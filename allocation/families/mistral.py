@@ -10,7 +10,14 @@ FAMILIES = {
         "num_local_experts",
         "intermediate_size",
         full_every=1,
-        megatron=Megatron(ropes=ONE_ROPE, windows=True, several_experts=True, divided_heads=True),
+        megatron=Megatron(
+            ropes=ONE_ROPE,
+            windows=True,
+            several_experts=True,
+            divided_heads=True,
+            # softmax of all, renormalised, is the softmax of the chosen
+            options=lambda config: {"moe_router_pre_softmax": False},
+        ),
         fsdp=Fsdp(packs_experts=True),
         server=Server(adapters=True),
     ),

@@ -1,6 +1,6 @@
 """OLMo 2, OLMo 3 and OLMoE."""
 
-from allocation.families.family import Family, Fsdp, Megatron, Server
+from allocation.families.family import Family, Fsdp, Megatron, Server, softmax_order
 
 FAMILIES = {
     "olmo2": Family(bias="qkvo", qk_norm="full", fsdp=Fsdp(splits=True)),
@@ -17,7 +17,9 @@ FAMILIES = {
         bias="qkvo",
         qk_norm="full",
         # SGLang never normalises there; bridges normalise queries and keys of each rank alone
-        megatron=Megatron({"norm_topk_prob": (False,)}, one_tensor_rank=True, divided_heads=True),
+        megatron=Megatron(
+            {"norm_topk_prob": (False,)}, one_tensor_rank=True, divided_heads=True, options=softmax_order
+        ),
         fsdp=Fsdp(packs_experts=True),
         server=Server(adapters=True),
     ),

@@ -1,8 +1,23 @@
 """Qwen2, Qwen2.5, their language models with images and with experts, and MiMo, which has their shape."""
 
 from dataclasses import replace
+from typing import Any
 
-from allocation.families.family import BIAS, NONE_OF_IT, Family, Fsdp, Megatron, Server
+from allocation.families.family import (
+    BIAS,
+    GATED_SHARED_EXPERT,
+    NONE_OF_IT,
+    Family,
+    Fsdp,
+    Megatron,
+    Server,
+    softmax_order,
+)
+
+
+def _options(config: Any) -> dict[str, Any]:
+    return softmax_order(config) | GATED_SHARED_EXPERT
+
 
 _QWEN2 = Family(
     bias="qkv", defaults=BIAS, megatron=Megatron(windows=True), fsdp=Fsdp(splits=True), server=Server(adapters=True)
@@ -19,7 +34,7 @@ FAMILIES = {
         "shared_expert_intermediate_size",
         bias="qkv",
         defaults={**BIAS, "decoder_sparse_step": 1},
-        megatron=Megatron({"use_sliding_window": NONE_OF_IT}, divided_heads=True),
+        megatron=Megatron({"use_sliding_window": NONE_OF_IT}, divided_heads=True, options=_options),
         fsdp=Fsdp(packs_experts=True),
         server=Server(on_cpus=False, adapters=True),
     ),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from allocation.families.family import NONE_OF_IT, Family, Fsdp, Megatron, Server
+from allocation.families.family import NONE_OF_IT, Family, Fsdp, Megatron, Server, softmax_order
 
 _QWEN3 = Family(
     bias="qkvo",
@@ -19,7 +19,9 @@ _MOE = Family(
     qk_norm="head",
     defaults={"decoder_sparse_step": 1},
     # its attention would slide in every layer, and its config has another value
-    megatron=Megatron({"use_sliding_window": NONE_OF_IT}, several_experts=True, named_experts=True),
+    megatron=Megatron(
+        {"use_sliding_window": NONE_OF_IT}, several_experts=True, named_experts=True, options=softmax_order
+    ),
     fsdp=Fsdp(packs_experts=True),
     server=Server(adapters=True),
 )

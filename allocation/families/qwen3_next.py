@@ -1,6 +1,8 @@
 """Qwen3-Next and the language models of Qwen3.5, with gated delta nets."""
 
-from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+from typing import Any
+
+from allocation.families.family import GATED_SHARED_EXPERT, ONE_ROPE, Family, Fsdp, Megatron, Server
 
 _EXPERTS = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
 _DEFAULTS = {
@@ -14,6 +16,17 @@ _ROTARY = {"partial_rotary_factor": (None, 0.25)}
 _SERVED = Server(on_cpus=False)
 
 
+def _options(config: Any) -> dict[str, Any]:
+    """Return which layers are gated delta nets; a bridge would take every fourth for one that is not."""
+    return {
+        "linear_attention_freq": [int(kind == "linear_attention") for kind in config.layer_types],
+        "rotary_percent": config.rope_parameters.get("partial_rotary_factor", 1.0),
+        "mtp_num_layers": None,
+        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),
+        **(GATED_SHARED_EXPERT if config.model_type != "qwen3_5_text" else {}),
+    }
+
+
 def _delta_nets(*experts: str, images: bool = False, **defaults: int) -> Family:
     return Family(
         *experts,
@@ -21,7 +34,7 @@ def _delta_nets(*experts: str, images: bool = False, **defaults: int) -> Family:
         bias="qkvo",
         qk_norm="head",
         defaults=_DEFAULTS | defaults,
-        megatron=Megatron(_ROTARY, ONE_ROPE, several_experts=bool(experts)),
+        megatron=Megatron(_ROTARY, ONE_ROPE, several_experts=bool(experts), options=_options),
         fsdp=Fsdp(packs_experts=bool(experts), sees_images=images),
         server=_SERVED,
     )

@@ -26,7 +26,7 @@ def add_example(folder: Path) -> Path:
 
 
 def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> None:
-    assert set(FILES) == {"schema.py", "capability.py", "commands.py", "codes.toml"}
+    assert set(FILES) == {"schema.py", "capability.py", "engine.py", "commands.py", "codes.toml"}
     tree = add_example(tmp_path)
     fileroot = f"cluster.fileroot={tmp_path / 'runs'}"
     assert run_in(tree, *CHECK, fileroot, "gconfig.long_tokens=4").returncode == 0
@@ -52,11 +52,14 @@ def test_a_folder_adds_a_key_a_check_a_code_and_a_command(tmp_path: Path) -> Non
 def test_its_hook_measures_every_step_of_a_run(tmp_path: Path) -> None:
     tree = add_example(tmp_path)
     short = ("total_train_steps=2", "warm_start=null", "gconfig.long_tokens=4", "evaluator.at_start=false")
+    short += ("actor.entropy_cost=0.01",)
     script = tree / "examples/math/gsm8k_rl.py"
     with run(tmp_path, *short, script=script, env={"PYTHONPATH": str(tree)}) as started:
         assert started.end() == 0, started.output + started.errors
     rows = metrics_of(started)
     assert [row["rollout/long_share"] for row in rows] == pytest.approx([1, 1], abs=1)
+    priced = [(row["train/entropy_cost"], 0.01 * row["train/entropy"]) for row in rows]
+    assert all(cost == pytest.approx(entropy, rel=1e-4) and cost > 0 for cost, entropy in priced)
     assert rows[-1]["rollout/long_responses"] >= rows[0]["rollout/long_responses"] >= 0
 
 

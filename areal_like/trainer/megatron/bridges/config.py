@@ -134,42 +134,9 @@ def _windows(path: Path) -> dict[str, Any]:
 
 
 def _of_family(config: PretrainedConfig) -> dict[str, Any]:
-    """Return router, shared experts, scale of scores, and multi-token prediction layers, which are not used."""
-    options: dict[str, Any] = {}
-    match config.model_type:
-        case "qwen3_moe" | "olmoe" | "qwen2_moe":
-            options["moe_router_pre_softmax"] = not config.norm_topk_prob
-        case "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe_lite":
-            options |= {"rope_type": "rope", "mtp_num_layers": None}
-            if (config.n_group or 1) == 1:
-                options |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
-        case "minimax_m2":
-            options["rotary_percent"] = config.rope_parameters.get("partial_rotary_factor", 1.0)
-        case "mixtral":
-            options["moe_router_pre_softmax"] = False  # softmax of all, renormalised, is the softmax of the chosen
-        case "gpt_oss":
-            # The bridge would have Megatron multiply by YaRN's factor once more, except in the fused kernel
-            options |= {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": None}
-        case "gemma2" | "gemma3_text":
-            options["softmax_scale"] = config.query_pre_attn_scalar**-0.5
-            options["attention_backend"] = AttnBackend.auto  # a bridge of theirs asks for flash attention
-        case "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text":
-            options |= _delta_nets(config)
-        case "glm4_moe":
-            options["moe_shared_expert_intermediate_size"] = config.n_shared_experts * config.moe_intermediate_size
-            options |= {"add_qkv_bias": config.attention_bias, "mtp_num_layers": None}
-            if config.n_group > 1:
-                options |= {"moe_router_num_groups": config.n_group, "moe_router_group_topk": config.topk_group}
-    if config.model_type in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
-        options |= {"moe_shared_expert_gate": True, "moe_shared_expert_overlap": False}
+    """Return the options of the model's family, Megatron's names of its kernels among them."""
+    megatron = FAMILIES[config.model_type].megatron
+    options = dict(megatron.options(config)) if megatron else {}
+    if backend := options.get("attention_backend"):
+        options["attention_backend"] = AttnBackend[backend]
     return options
-
-
-def _delta_nets(config: PretrainedConfig) -> dict[str, Any]:
-    """Return which layers are gated delta nets; a bridge would take every fourth for one that is not."""
-    return {
-        "linear_attention_freq": [int(kind == "linear_attention") for kind in config.layer_types],
-        "rotary_percent": config.rope_parameters.get("partial_rotary_factor", 1.0),
-        "mtp_num_layers": None,
-        "moe_router_pre_softmax": not getattr(config, "norm_topk_prob", True),
-    }

@@ -1,0 +1,59 @@
+"""A family of models that is one file in a copy of the tree: the checks know it, and the FSDP trainer trains it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from running import CONFIG
+from tiny_models import SHAPE
+from transformers import AutoModelForCausalLM, GraniteConfig
+from trees import copy_tree, run_in
+
+from areal_like.config.schema import InitModelConfig
+from areal_like.demo.init_model import write_init_model
+
+FILE = '''"""Granite."""
+
+from allocation.families.family import Family, Server
+
+FAMILIES = {"granite": Family(bias="qkvo", server=Server(on_cpus=True))}
+'''
+STEP = """
+import math, sys
+from pathlib import Path
+from trainer_jobs import Setting, engine, make_batch
+import numpy as np
+from areal_like.algorithms.losses import sft
+from areal_like.cluster.ports import listen
+from areal_like.trainer.engine import Rendezvous
+from areal_like.types import LossSpec
+
+listener = listen("127.0.0.1")
+rendezvous = Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1])
+with engine(rendezvous, listener, Setting(Path(sys.argv[1]), backend="fsdp")) as made:
+    batch = make_batch()
+    first = made.train(batch, LossSpec(sft))["loss"]
+    second = made.train(batch, LossSpec(sft))["loss"]
+assert math.isfinite(second) and second < first, (first, second)
+"""
+
+
+def test_a_family_is_one_file(tmp_path: Path) -> None:
+    model, folder = tmp_path / "granite", tmp_path / "copy"
+    folder.mkdir()
+    write_init_model(InitModelConfig(), model, seed=0)  # its tokenizer
+    (model / "model.safetensors").unlink()
+    AutoModelForCausalLM.from_config(GraniteConfig(**SHAPE)).save_pretrained(model)
+    tree = copy_tree(folder)
+    kind = "from allocation.model_spec import load_model; print(load_model({!r}).known_family)"
+    assert run_in(tree, "-c", kind.format(str(model))).stdout != "True\n"
+    (tree / "allocation/families/granite.py").write_text(FILE)
+    assert run_in(tree, "-c", kind.format(str(model))).stdout == "True\n"
+
+    where = (f"actor.path={model}", "actor.init_model=null", "actor.backend=fsdp:d1", f"cluster.fileroot={tmp_path}")
+    checked = run_in(tree, "-m", "areal_like", "check", str(CONFIG), *where)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    script = tree / "tests/trainer/one_step.py"
+    script.write_text(STEP)
+    trained = run_in(tree, str(script), str(model))
+    assert trained.returncode == 0, trained.stderr
