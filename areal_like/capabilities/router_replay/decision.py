@@ -33,7 +33,7 @@ def find_routes(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) ->
     return RouteShape(spec.layers, layers, spec.experts_per_token, spec.experts), ""
 
 
-def served(known: Known) -> Mapping[str, RouteShape]:
+def find_served(known: Known) -> Mapping[str, RouteShape]:
     """Return the form of the routes by the name of their column, {} where none are replayed."""
     shape, _ = find_routes(known.config, known.model, known.plan)
     return {} if shape is None else {ROUTES: shape}
