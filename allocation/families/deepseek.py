@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+from allocation.families import ONE_ROPE, Family, Fsdp, Megatron, ServedFamily
 
 _LATENT = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 _SIGMOID = {"topk_method": ("noaux_tc",), "scoring_func": ("sigmoid",), "norm_topk_prob": (True,)}
@@ -29,7 +29,7 @@ DEEPSEEK = Family(
     defaults=_LATENT | {"first_k_dense_replace": 3},
     megatron=LIKE_DEEPSEEK,
     fsdp=Fsdp(packs_experts=True),
-    server=Server(on_cpus=False, adapters=True),
+    server=ServedFamily(on_cpus=False, adapters=True),
 )
 FAMILIES = {
     "deepseek_v2": replace(
@@ -54,7 +54,7 @@ FAMILIES = {
         defaults={**DEEPSEEK.defaults, "index_n_heads": 64, "index_head_dim": 128},
         megatron=None,
         fsdp=Fsdp(not_packed="its sparse attention selects keys of other sequences in a pack"),
-        server=Server(),
+        server=ServedFamily(),
     ),
     "kimi_k2": DEEPSEEK,
 }

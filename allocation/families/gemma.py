@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+from allocation.families import ONE_ROPE, Family, Fsdp, Megatron, ServedFamily
 
 _DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 # Fields that Google's checkpoints omit
@@ -14,7 +14,7 @@ _GEMMA_3 = _GEMMA_2 | {"vocab_size": 262_208, "max_position_embeddings": 131_072
 _ACTIVATION = ("gelu_pytorch_tanh",)
 _FIELDS = {"tie_word_embeddings": (True,), "hidden_activation": _ACTIVATION}  # SGLang shares the embedding
 _NO_CAPS = {"attn_logit_softcapping": (None,), "final_logit_softcapping": (None,)}
-_SLIDING = Server(on_cpus=False, tied=True, windows=True)
+_SLIDING = ServedFamily(on_cpus=False, tied=True, windows=True)
 
 
 def _options(config: Any) -> dict[str, Any]:
@@ -23,7 +23,9 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 FAMILIES = {
-    "gemma": Family(bias="qkvo", defaults=_DEFAULTS, fsdp=Fsdp(splits=True), server=Server(on_cpus=False, tied=True)),
+    "gemma": Family(
+        bias="qkvo", defaults=_DEFAULTS, fsdp=Fsdp(splits=True), server=ServedFamily(on_cpus=False, tied=True)
+    ),
     "gemma2": Family(
         bias="qkvo",
         norms=4,

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from allocation.families import Family, Fsdp, Megatron, ServedFamily
 from allocation.families.deepseek import DEEPSEEK, LIKE_DEEPSEEK
-from allocation.families.family import Family, Fsdp, Megatron, Server
 
 _LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
 
@@ -35,7 +35,7 @@ FAMILIES = {
             options=_options,
         ),
         fsdp=Fsdp(packs_experts=True),
-        server=Server(adapters=True),
+        server=ServedFamily(adapters=True),
     ),
     "glm4_moe_lite": replace(
         DEEPSEEK,

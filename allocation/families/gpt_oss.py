@@ -1,6 +1,6 @@
 """gpt-oss."""
 
-from allocation.families.family import BIAS, Family, Megatron, Server
+from allocation.families import BIAS, Family, Megatron, ServedFamily
 
 FAMILIES = {
     "gpt_oss": Family(
@@ -18,6 +18,6 @@ FAMILIES = {
             # The bridge would have Megatron multiply by YaRN's factor once more, except in the fused kernel
             options=lambda config: {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": None},
         ),
-        server=Server(on_cpus=False, windows=True, window_pool=True),
+        server=ServedFamily(on_cpus=False, windows=True, window_pool=True),
     ),
 }

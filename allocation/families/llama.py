@@ -1,7 +1,7 @@
 """Llama."""
 
-from allocation.families.family import Family, Fsdp, Megatron, Server
+from allocation.families import Family, Fsdp, Megatron, ServedFamily
 
 FAMILIES = {
-    "llama": Family(bias="qkvo", megatron=Megatron(), fsdp=Fsdp(splits=True), server=Server(adapters=True)),
+    "llama": Family(bias="qkvo", megatron=Megatron(), fsdp=Fsdp(splits=True), server=ServedFamily(adapters=True)),
 }

@@ -1,6 +1,6 @@
 """MiniMax M2."""
 
-from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+from allocation.families import ONE_ROPE, Family, Fsdp, Megatron, ServedFamily
 
 FAMILIES = {
     "minimax_m2": Family(
@@ -17,6 +17,6 @@ FAMILIES = {
             options=lambda config: {"rotary_percent": config.rope_parameters.get("partial_rotary_factor", 1.0)},
         ),
         fsdp=Fsdp(packs_experts=True),
-        server=Server(on_cpus=False, adapters=True),
+        server=ServedFamily(on_cpus=False, adapters=True),
     ),
 }

@@ -1,10 +1,10 @@
 """Mistral and Mixtral."""
 
-from allocation.families.family import ONE_ROPE, Family, Fsdp, Megatron, Server
+from allocation.families import ONE_ROPE, Family, Fsdp, Megatron, ServedFamily
 
 FAMILIES = {
     "mistral": Family(
-        full_every=1, megatron=Megatron(windows=True), fsdp=Fsdp(splits=True), server=Server(adapters=True)
+        full_every=1, megatron=Megatron(windows=True), fsdp=Fsdp(splits=True), server=ServedFamily(adapters=True)
     ),
     "mixtral": Family(
         "num_local_experts",
@@ -19,6 +19,6 @@ FAMILIES = {
             options=lambda config: {"moe_router_pre_softmax": False},
         ),
         fsdp=Fsdp(packs_experts=True),
-        server=Server(adapters=True),
+        server=ServedFamily(adapters=True),
     ),
 }

@@ -1,6 +1,6 @@
 """OLMo 2, OLMo 3 and OLMoE."""
 
-from allocation.families.family import Family, Fsdp, Megatron, Server, softmax_order
+from allocation.families import Family, Fsdp, Megatron, ServedFamily, softmax_order
 
 FAMILIES = {
     "olmo2": Family(bias="qkvo", qk_norm="full", fsdp=Fsdp(splits=True)),
@@ -9,7 +9,7 @@ FAMILIES = {
         qk_norm="full",
         full_every=4,
         defaults={"sliding_window": 4096},
-        server=Server(starts=False),  # SGLang's configuration leaves out `rope_parameters`, which its model reads
+        server=ServedFamily(starts=False),  # SGLang's configuration leaves out `rope_parameters`, which its model reads
     ),
     "olmoe": Family(
         "num_experts",
@@ -21,6 +21,6 @@ FAMILIES = {
             {"norm_topk_prob": (False,)}, one_tensor_rank=True, divided_heads=True, options=softmax_order
         ),
         fsdp=Fsdp(packs_experts=True),
-        server=Server(adapters=True),
+        server=ServedFamily(adapters=True),
     ),
 }

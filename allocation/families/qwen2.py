@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from allocation.families.family import (
+from allocation.families import (
     BIAS,
     GATED_SHARED_EXPERT,
     NONE_OF_IT,
     Family,
     Fsdp,
     Megatron,
-    Server,
+    ServedFamily,
     softmax_order,
 )
 
@@ -20,7 +20,11 @@ def _options(config: Any) -> dict[str, Any]:
 
 
 _QWEN2 = Family(
-    bias="qkv", defaults=BIAS, megatron=Megatron(windows=True), fsdp=Fsdp(splits=True), server=Server(adapters=True)
+    bias="qkv",
+    defaults=BIAS,
+    megatron=Megatron(windows=True),
+    fsdp=Fsdp(splits=True),
+    server=ServedFamily(adapters=True),
 )
 _TEXT = Family(bias="qkv", defaults=BIAS, fsdp=Fsdp(has_model=False))
 FAMILIES = {
@@ -36,6 +40,6 @@ FAMILIES = {
         defaults={**BIAS, "decoder_sparse_step": 1},
         megatron=Megatron({"use_sliding_window": NONE_OF_IT}, divided_heads=True, options=_options),
         fsdp=Fsdp(packs_experts=True),
-        server=Server(on_cpus=False, adapters=True),
+        server=ServedFamily(on_cpus=False, adapters=True),
     ),
 }

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from allocation.families.family import NONE_OF_IT, Family, Fsdp, Megatron, Server, softmax_order
+from allocation.families import NONE_OF_IT, Family, Fsdp, Megatron, ServedFamily, softmax_order
 
 _QWEN3 = Family(
     bias="qkvo",
@@ -10,7 +10,7 @@ _QWEN3 = Family(
     defaults={"head_dim": 128},
     megatron=Megatron(windows=True),
     fsdp=Fsdp(splits=True),
-    server=Server(adapters=True),
+    server=ServedFamily(adapters=True),
 )
 _MOE = Family(
     "num_experts",
@@ -23,12 +23,12 @@ _MOE = Family(
         {"use_sliding_window": NONE_OF_IT}, several_experts=True, named_experts=True, options=softmax_order
     ),
     fsdp=Fsdp(packs_experts=True),
-    server=Server(adapters=True),
+    server=ServedFamily(adapters=True),
 )
 _OF_IMAGES = Fsdp(has_model=False, sees_images=True)
 FAMILIES = {
     "qwen3": _QWEN3,
-    "qwen3_vl_text": replace(_QWEN3, megatron=None, fsdp=_OF_IMAGES, server=Server()),
+    "qwen3_vl_text": replace(_QWEN3, megatron=None, fsdp=_OF_IMAGES, server=ServedFamily()),
     "qwen3_moe": _MOE,
-    "qwen3_vl_moe_text": replace(_MOE, megatron=None, fsdp=_OF_IMAGES, server=Server()),
+    "qwen3_vl_moe_text": replace(_MOE, megatron=None, fsdp=_OF_IMAGES, server=ServedFamily()),
 }

@@ -1,10 +1,10 @@
 """Qwen3-Next and the language models of Qwen3.5, with gated delta nets."""
 
+from dataclasses import replace
 from typing import Any
 
-from allocation.families.family import GATED_SHARED_EXPERT, ONE_ROPE, Family, Fsdp, Megatron, Server
+from allocation.families import GATED_SHARED_EXPERT, ONE_ROPE, Family, Fsdp, Megatron, ServedFamily
 
-_EXPERTS = ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size")
 _DEFAULTS = {
     "head_dim": 256,
     "linear_key_head_dim": 128,
@@ -13,7 +13,6 @@ _DEFAULTS = {
     "full_attention_interval": 4,
 }
 _ROTARY = {"partial_rotary_factor": (None, 0.25)}
-_SERVED = Server(on_cpus=False)
 
 
 def _options(config: Any) -> dict[str, Any]:
@@ -27,21 +26,28 @@ def _options(config: Any) -> dict[str, Any]:
     }
 
 
-def _delta_nets(*experts: str, images: bool = False, **defaults: int) -> Family:
-    return Family(
-        *experts,
-        linear_attention=True,
-        bias="qkvo",
-        qk_norm="head",
-        defaults=_DEFAULTS | defaults,
-        megatron=Megatron(_ROTARY, ONE_ROPE, several_experts=bool(experts), options=_options),
-        fsdp=Fsdp(packs_experts=bool(experts), sees_images=images),
-        server=_SERVED,
-    )
-
-
+_DENSE = Family(
+    linear_attention=True,
+    bias="qkvo",
+    qk_norm="head",
+    defaults=_DEFAULTS,
+    megatron=Megatron(_ROTARY, ONE_ROPE, options=_options),
+    fsdp=Fsdp(sees_images=True),
+    server=ServedFamily(on_cpus=False),
+)
+_EXPERTS = replace(
+    _DENSE,
+    experts="num_experts",
+    expert_ffn="moe_intermediate_size",
+    shared_ffn="shared_expert_intermediate_size",
+    megatron=Megatron(_ROTARY, ONE_ROPE, several_experts=True, options=_options),
+)
 FAMILIES = {
-    "qwen3_next": _delta_nets(*_EXPERTS, decoder_sparse_step=1),
-    "qwen3_5_text": _delta_nets(images=True),
-    "qwen3_5_moe_text": _delta_nets(*_EXPERTS, images=True, intermediate_size=5632),  # of no layer
+    "qwen3_next": replace(_EXPERTS, defaults=_DEFAULTS | {"decoder_sparse_step": 1}, fsdp=Fsdp(packs_experts=True)),
+    "qwen3_5_text": _DENSE,
+    "qwen3_5_moe_text": replace(
+        _EXPERTS,
+        defaults=_DEFAULTS | {"intermediate_size": 5632},  # of no layer
+        fsdp=Fsdp(packs_experts=True, sees_images=True),
+    ),
 }

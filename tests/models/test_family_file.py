@@ -14,27 +14,33 @@ from areal_like.demo.init_model import write_init_model
 
 FILE = '''"""Granite."""
 
-from allocation.families.family import Family, Server
+from allocation.families import Family, ServedFamily
 
-FAMILIES = {"granite": Family(bias="qkvo", server=Server(on_cpus=True))}
+FAMILIES = {"granite": Family(bias="qkvo", server=ServedFamily(on_cpus=True))}
 '''
 STEP = """
 import math, sys
 from pathlib import Path
-from trainer_jobs import Setting, engine, make_batch
 import numpy as np
+from allocation import ParallelSizes
 from areal_like.algorithms.losses import sft
 from areal_like.cluster.ports import listen
-from areal_like.trainer.engine import Rendezvous
-from areal_like.types import LossSpec
+from areal_like.config.schema import EngineConfig, OptimizerConfig
+from areal_like.trainer.engine import EngineSpec, Rendezvous
+from areal_like.trainer.rank import make_engine
+from areal_like.types import Batch, LossSpec
 
 listener = listen("127.0.0.1")
-rendezvous = Rendezvous(0, 1, "127.0.0.1", listener.getsockname()[1])
-with engine(rendezvous, listener, Setting(Path(sys.argv[1]), backend="fsdp")) as made:
-    batch = make_batch()
-    first = made.train(batch, LossSpec(sft))["loss"]
-    second = made.train(batch, LossSpec(sft))["loss"]
+spec = EngineSpec(
+    "actor", EngineConfig(dtype="float32"), OptimizerConfig(lr=1e-2), Path(sys.argv[1]), ParallelSizes(), "cpu", seed=1,
+    backend="fsdp",
+)
+made = make_engine(spec, Rendezvous(0, 1, *listener.getsockname(), listener=listener))
+tokens = np.random.default_rng(0).integers(0, 100, 40).astype(np.int32)
+batch = Batch(np.array([15, 25], np.int32), tokens, {"loss_mask": np.ones(40, np.float32)})
+first, second = (made.train(batch, LossSpec(sft))["loss"] for _ in range(2))
 assert math.isfinite(second) and second < first, (first, second)
+made.shutdown()
 """
 
 
@@ -53,7 +59,7 @@ def test_a_family_is_one_file(tmp_path: Path) -> None:
     where = (f"actor.path={model}", "actor.init_model=null", "actor.backend=fsdp:d1", f"cluster.fileroot={tmp_path}")
     checked = run_in(tree, "-m", "areal_like", "check", str(CONFIG), *where)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    script = tree / "tests/trainer/one_step.py"
+    script = tmp_path / "one_step.py"
     script.write_text(STEP)
     trained = run_in(tree, str(script), str(model))
     assert trained.returncode == 0, trained.stderr

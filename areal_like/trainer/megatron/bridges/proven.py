@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from allocation.families import FAMILIES as ALL
-from allocation.families import families_with
-from allocation.families.family import NONE_OF_IT
+from allocation.families import NONE_OF_IT, families_with
 
 _PROVEN = {name: (family, family.megatron) for name, family in ALL.items() if family.megatron is not None}
 FAMILIES = tuple(_PROVEN)
