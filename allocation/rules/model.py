@@ -26,7 +26,7 @@ def model_readable(model_error: ModelError) -> Iterator[Problem]:
     yield Problem(str(model_error))
 
 
-@rule("ALLOC-FAMILY", source="allocation/families.py", severity=Severity.WARNING)
+@rule("ALLOC-FAMILY", source="allocation/families/", severity=Severity.WARNING)
 def family_known(whole_model: ModelSpec) -> Iterator[Problem]:
     """Layers of a known family are counted exactly, layers of an unknown family as dense with a gated feed-forward
     part."""

@@ -10,7 +10,7 @@ from tiny_runs import PROBE, ROUTED, STEPS, metric, run_family
 from tolerance import BACKWARD, rounding
 
 from allocation.families import FAMILIES, TRAINED
-from areal_like.trainer.fsdp.support import REPLAYS_ROUTES
+from areal_like.capabilities.router_replay.decision import FSDP_FAMILIES
 
 pytestmark = pytest.mark.long
 
@@ -27,7 +27,7 @@ def test_a_family_runs_with_default_keys(tmp_path: Path, backend: str, family: s
     assert finished.steps() == list(range(1, STEPS + 1))
     distances = metric(finished, PROBE)
     assert len(distances) == STEPS and max(distances) <= rounding(depth=BACKWARD), distances
-    replays = FAMILIES[family].experts and (backend == "megatron" or family in REPLAYS_ROUTES)
+    replays = FAMILIES[family].experts and (backend == "megatron" or family in FSDP_FAMILIES)
     assert metric(finished, ROUTED) == ([1.0] * STEPS if replays else [])
 
 
