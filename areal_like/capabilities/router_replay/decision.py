@@ -55,7 +55,8 @@ def check(known: Known) -> Iterator[Finding]:
 def describe(job: Job) -> Iterator[str]:
     """Describe the replay for a model with experts."""
     model = job.models.get("actor")
-    if (shape := job.served.get(ROUTES)) is not None:
+    shape = job.served.get(ROUTES)
+    if isinstance(shape, RouteShape):
         layers = len(shape.with_experts)
         of = f"{shape.chosen} of {shape.experts} experts in {layers:,} layer{'s' * (layers != 1)}"
         yield f"expert routes: {of}, {shape.token_bytes:,} bytes per token; the actor replays them"
