@@ -13,6 +13,7 @@ from areal_like.checkpoint.recovery import Recovery
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.exclusions import Exclusion, find_excluded
 from areal_like.hooks import Hook
 from areal_like.job import Job
 from areal_like.metrics.record import Record
@@ -73,12 +74,15 @@ class Started:
 class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
+    `excludes` are rows of the exclusion table.
+
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
     none of it.
     `uses_reference` tells whether a run needs the section `ref` for it.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
+    excludes: Sequence[Exclusion[Known]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
@@ -92,7 +96,8 @@ def capabilities() -> tuple[Capability, ...]:
 
 def check_capabilities(known: Known) -> list[Finding]:
     """Return the findings of every capability."""
-    return [found for each in capabilities() for check in each.checks for found in check(known)]
+    checked = [found for each in capabilities() for check in each.checks for found in check(known)]
+    return [*checked, *find_excluded((row for each in capabilities() for row in each.excludes), known)]
 
 
 def make_hooks(started: Started) -> list[Hook]:

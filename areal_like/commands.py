@@ -374,7 +374,7 @@ def migrate(
 
 @app.command("explain-code")
 def explain_code(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="The code in brackets, such as RUN-MEGATRON-CP-COMM.")],
+    code: Annotated[str, typer.Argument(metavar="CODE", help="The code in brackets, such as RUN-MEGATRON-CONTEXT.")],
 ) -> None:
     """Explain the code of a finding: cause, example and fix.
 
@@ -382,16 +382,21 @@ def explain_code(
 
     \b
     Examples:
-      areal-like explain-code RUN-MEGATRON-CP-COMM
+      areal-like explain-code RUN-MEGATRON-CONTEXT
       areal-like explain-code ALLOC-HEADS
     """
     from allocation.codes import UnknownCode, find
     from areal_like.config.codes import explanations
+    from areal_like.exclusions import describe_rows
+    from areal_like.preflight.exclusion_table import exclusion_table
 
     try:
-        typer.echo(find(code, explanations()))
+        found = find(code, explanations())
     except UnknownCode as error:
         raise typer.BadParameter(str(error), param_hint="CODE") from error
+    typer.echo(found)
+    for pair, because, _ in describe_rows(exclusion_table(), found.code):
+        typer.echo(f"\nNot {pair}: {because}")
 
 
 for _, module in find_modules("commands"):

@@ -90,26 +90,26 @@ def shortage(asked: Sequence[Amounts], there: Mapping[str, Any], who: str = "the
 
 def check_existing(
     scheduler: SchedulerConfig, plan: Plan | None, *, uses_gpus: bool, guessed: bool = False
-) -> Iterator[tuple[str, str, str, str]]:
-    """Yield code, key, message and help of problems of an existing cluster with the plan; starts nothing there.
+) -> Iterator[tuple[str, str, str]]:
+    """Yield key, message and help of problems of an existing cluster with the plan; starts nothing there.
 
     Whether the run uses GPUs may be `guessed` from this host, which may be the one node without any. The nodes' totals
     decide: the run waits for resources that others hold now.
     """
     if problem := address_problem(scheduler.address):
-        yield "RUN-MACHINE-RAY-ADDRESS", "scheduler.address", *problem
+        yield "scheduler.address", *problem
         return
     there = _ask(scheduler.address)
     if "problem" in there:
         help = "give the address of a cluster that this host is a node of, or set scheduler.type=local"
-        yield "RUN-MACHINE-RAY-ANSWER", "scheduler.address", there["problem"], help
+        yield "scheduler.address", there["problem"], help
     elif guessed and not uses_gpus and any(node.get("GPU") for node in there["nodes"]):
         message = "auto means cpu here, as this host has no GPU, and other nodes of the cluster have some"
-        yield "RUN-MACHINE-RAY-DEVICE", "device", message, "write device=cuda, or device=cpu"
+        yield "device", message, "write device=cuda, or device=cpu"
     elif plan and not fits(asked := bundles(plan, uses_gpus=uses_gpus), there["nodes"], spread=names_gpus(plan)):
         help = "add nodes with `ray start --address=...`, or write a layout and cluster.n_nodes for those there are"
         message = f"the Ray cluster is too small: {shortage(asked, there)}"
-        yield "RUN-MACHINE-RAY-SIZE", "cluster.n_nodes", message, help
+        yield "cluster.n_nodes", message, help
 
 
 def _ask(address: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Findings about a configuration: `allocation`'s findings, with the YAML line or the command line as the place."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +52,13 @@ def warn_ignored(key: str, why: str, help: str | None = None) -> Finding:
 def missing_package(key: str, package: str | None) -> Finding:
     """Return the finding of a key that needs a missing package."""
     return finding("RUN-PACKAGE", key, f"the package {package} is not installed", "run `make setup`, or pip install it")
+
+
+def check_variable(key: str, variable: str | None) -> Iterator[Finding]:
+    """Check that the environment variable that a key names is set."""
+    if variable is not None and variable not in os.environ:
+        message, help = f"the environment variable {variable} is not set", f"export {variable}, or set {key}=null"
+        yield finding("RUN-VARIABLE", key, message, help)
 
 
 class ConfigError(Exception):

@@ -102,7 +102,7 @@ def _contents(
     try:
         data = OmegaConf.to_container(OmegaConf.create(dict(values)))
     except OmegaConfBaseException as error:
-        raise _error("CONFIG-CONTENT", PYTHON, f"not a configuration: {_first_line(error)}", "correct it") from error
+        raise _error("CONFIG-FILE", PYTHON, f"not a configuration: {_first_line(error)}", "correct it") from error
     return _with_text_keys(data), {str(key): PYTHON for key in values}
 
 
@@ -120,12 +120,12 @@ def _read(file: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         problem = getattr(error, "problem", None) or error
-        raise _error("CONFIG-YAML", place, f"the file is not valid YAML: {problem}", "correct this line") from error
+        raise _error("CONFIG-FILE", place, f"the file is not valid YAML: {problem}", "correct this line") from error
     except OmegaConfBaseException as error:
-        raise _error("CONFIG-CONTENT", name, f"not a configuration: {_first_line(error)}", "correct it") from error
+        raise _error("CONFIG-FILE", name, f"not a configuration: {_first_line(error)}", "correct it") from error
     if not isinstance(tree, DictConfig):
         help = "begin with a line such as `experiment_name: demo`"
-        raise _error("CONFIG-MAPPING", name, "the file is not a mapping of keys to values", help)
+        raise _error("CONFIG-FILE", name, "the file is not a mapping of keys to values", help)
     return _with_text_keys(OmegaConf.to_container(tree)), dict(_lines(node, "", name))
 
 
@@ -188,7 +188,7 @@ def _override(data: dict[str, Any], places: dict[str, str], text: str) -> Findin
         parsed = _parse(value, annotation)
         OmegaConf.create({key: parsed})  # raises where a reference has no end
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        return finding("CONFIG-OVERRIDE-VALUE", key, f"{value} is not a YAML value: {_first_line(error)}")
+        return finding("CONFIG-OVERRIDE", key, f"{value} is not a YAML value: {_first_line(error)}")
     node = data
     *sections, leaf = key.split(".")
     for section in sections:

@@ -21,7 +21,7 @@ def rename_keys(data: dict[str, Any], places: dict[str, str]) -> Iterator[Findin
         renamed = new.rpartition(".")[2]
         if renamed in values:
             message = f"{old} is the old name of {new}, which is set too"
-            yield finding("CONFIG-RENAMED-TWICE", old, message, f"remove {old}")
+            yield finding("CONFIG-RENAMED", old, message, f"remove {old}")
             continue
         values[renamed] = values.pop(leaf)
         places[new] = places.pop(old, places.get(section, ""))

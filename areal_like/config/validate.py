@@ -28,7 +28,7 @@ from areal_like.config.secrets import MASK, is_secret
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _UNKNOWN_KEY, _MISSING_KEY = "CONFIG-UNKNOWN-KEY", "CONFIG-MISSING"
-_UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-DOTTED-KEY", "CONFIG-REPLACED-KEY", "CONFIG-REMOVED-KEY")
+_UNKNOWN_KEYS = (_UNKNOWN_KEY, "CONFIG-REMOVED-KEY")
 _REPLACED = {  # keys of earlier versions, their successors, and the new values
     "rollout.partial_rollout": (
         "weight_update.requests",
@@ -89,10 +89,10 @@ def first_causes(findings: Sequence[Finding], data: dict[str, Any]) -> list[Find
 
 def unknown_key(key: str, *, dotted: bool = False) -> Finding:
     """Return the finding of an unknown key, or of one `dotted` in a file; `nearest` are keys that may be meant."""
-    code, message, help = _UNKNOWN_KEY, "unknown key", None
+    message, help = "unknown key", None
     if key in _REPLACED:
         new, help = _REPLACED[key]
-        return finding("CONFIG-REPLACED-KEY", key, f"this key was replaced by {new}", help)
+        return finding("CONFIG-REMOVED-KEY", key, f"this key was replaced by {new}", help)
     if key in _REMOVED:
         return finding("CONFIG-REMOVED-KEY", key, f"this key was removed: {_REMOVED[key]}", f"remove {key}")
     if capability := _owners().get(key):
@@ -101,11 +101,11 @@ def unknown_key(key: str, *, dotted: bool = False) -> Finding:
         return finding("CONFIG-REMOVED-KEY", key, message, help)
     if dotted:
         section, _, leaf = key.rpartition(".")
-        code, message = "CONFIG-DOTTED-KEY", "keys in a file must be nested, not dotted"
+        message = "keys in a file must be nested, not dotted"
         help = f"write `{leaf}: ...` in the section {section}, indented"
     if help is None and (known := next(filter(None, (explain(key) for explain in FOREIGN_KEYS)), None)):
-        return finding(code, key, message, known[0], nearest=[known[1]] if known[1] else ())
-    return finding(code, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
+        return finding(_UNKNOWN_KEY, key, message, known[0], nearest=[known[1]] if known[1] else ())
+    return finding(_UNKNOWN_KEY, key, message, help, nearest=nearest_keys(key, [*_siblings(key), *all_keys()]))
 
 
 @cache

@@ -142,7 +142,7 @@ def _check_rows(
     field = source.tools_field
     if field is not None and all(value_at(record, field) is None for record in records.rows):
         empty = f"{source.label} has no row with a value in field {field!r}"
-        raise DatasetError("tools_field", empty, "correct the name, or leave it null", code="RUN-DATASET-TOOLS")
+        raise DatasetError("tools_field", empty, "correct the name, or leave it null", code="RUN-DATASET-ROW")
     for row, record in enumerate(records.rows):
         _check_prompt(source, records, row, sees is not False)
         if check_answer is None and not answers_needed:
@@ -177,7 +177,7 @@ def _check_prompt(source: SourceConfig, records: Records, row: int, sees: bool) 
             raise _field_error(source, records, row, "prompt_field", there, "leave that row out")
     elif fault := ending_problem(messages, source.last_assistant):
         problem = f"has {fault[0]} in field {source.prompt_field!r}"
-        raise _row_error("RUN-DATASET-ASSISTANT", records, row, "last_assistant", problem, fault[1])
+        raise _row_error(records, row, "last_assistant", problem, fault[1])
 
 
 def _columns(record: Record) -> str:
@@ -225,16 +225,16 @@ def _prompt(
         answer_tokens = tokenizer.encode_response(answer) if train_on_answers else []
     except (TokenizerError, ValueError, TypeError) as error:  # the last two come from a row's tools
         remedy = "correct the row or the chat template"
-        raise _row_error("RUN-DATASET-TOKENS", records, row, "path", f"cannot be tokenised: {error}", remedy) from error
+        raise _row_error(records, row, "path", f"cannot be tokenised: {error}", remedy) from error
     messages = partial(messages_of, source, record, images)
     images, vision = images_of(messages()), tokenizer.vision
     if vision is not None and not images and tokenizer.backend.token_to_id(vision.token) in tokens:
         problem, remedy = f"has the token {vision.token} and no image", "add the image, and write <image> in its place"
-        raise _row_error("RUN-DATASET-IMAGES", records, row, "image_field", problem, remedy)
+        raise _row_error(records, row, "image_field", problem, remedy, "RUN-DATASET-IMAGES")
     for words, its_tokens in (("words", tokens), ("words in its answer", answer_tokens)):
         if tokenizer.unk_token_id in its_tokens:
             problem, remedy = f"has {words} that the tokenizer does not know", "choose a tokenizer that covers the text"
-            raise _row_error("RUN-DATASET-WORDS", records, row, "path", problem, f"{remedy}, such as `bytes`")
+            raise _row_error(records, row, "path", problem, f"{remedy}, such as `bytes`")
     return Prompt(
         sample_id=row, tokens=tokens, answer=answer, row=record, dataset=name, messages=messages, images=images
     )
@@ -261,11 +261,11 @@ def _images(source: SourceConfig, tokenizer: Tokenizer, records: Records, row: i
     except ImageError as error:
         problem, _, remedy = str(error).rpartition(". ")
         problem, remedy = f"has unusable images in field {field!r}: {problem}", remedy[:1].lower() + remedy[1:]
-        raise _row_error("RUN-DATASET-IMAGES", records, row, "image_field", problem, remedy) from error
+        raise _row_error(records, row, "image_field", problem, remedy, "RUN-DATASET-IMAGES") from error
     if images and tokenizer.vision is None:
         problem = f"has images in field {field!r}, and the model takes text only"
         remedy = "choose a model that sees images, or write image_field=null"
-        raise _row_error("RUN-DATASET-IMAGES-MODEL", records, row, "image_field", problem, remedy)
+        raise _row_error(records, row, "image_field", problem, remedy, "RUN-DATASET-IMAGES")
     return images
 
 
@@ -326,13 +326,14 @@ def _limit_length(
     first, longest = too_long[0], max(len(prompt.tokens) for prompt in too_long)
     problem = f"has {len(first.tokens)} tokens, more than {most} ({share})"
     remedy = f"set max_prompt_length to {longest}, or overlong_prompts to drop or truncate"
-    raise _row_error("RUN-DATASET-LENGTH", records, first.sample_id, "max_prompt_length", problem, remedy)
+    raise _row_error(records, first.sample_id, "max_prompt_length", problem, remedy, "RUN-DATASET-LENGTH")
 
 
 def _field_error(source: SourceConfig, records: Records, row: int, field: str, there: str, remedy: str) -> DatasetError:
-    code = "RUN-DATASET-PROMPT" if field == "prompt_field" else "RUN-DATASET-ANSWER"
-    return _row_error(code, records, row, field, f"has {there} in field {getattr(source, field)!r}", remedy)
+    return _row_error(records, row, field, f"has {there} in field {getattr(source, field)!r}", remedy)
 
 
-def _row_error(code: str, records: Records, row: int, field: str, problem: str, remedy: str) -> DatasetError:
+def _row_error(
+    records: Records, row: int, field: str, problem: str, remedy: str, code: str = "RUN-DATASET-ROW"
+) -> DatasetError:
     return DatasetError(field, f"{records.place(row)} {problem}", remedy, code=code)

@@ -21,7 +21,7 @@ def read_records(config: SourceConfig) -> Records:
     records = _read(config)
     if not records.rows:
         problem = f"{config.label} has no rows"
-        raise DatasetError("path", problem, "give it at least one problem", code="RUN-DATASET-EMPTY")
+        raise DatasetError("path", problem, "give it at least one problem")
     return records
 
 
@@ -38,7 +38,7 @@ def _read(config: SourceConfig) -> Records:
         return _read_object(path)
     if not _HUB_NAME.fullmatch(path):
         remedy = f"name {KINDS} files, a folder, a dataset of the hub as owner/name, or my_data.py:rows"
-        raise DatasetError("path", f"{path} does not exist", remedy, code="RUN-DATASET-PATH")
+        raise DatasetError("path", f"{path} does not exist", remedy)
     return _read_hub(config, path)
 
 
@@ -78,7 +78,7 @@ def _read_object(reference: str) -> Records:
 def _read_arithmetic(config: SourceConfig) -> list[dict[str, str]]:
     if config.split not in arithmetic.SPLITS:
         problem = f"arithmetic has no split {config.split}"
-        raise DatasetError("split", problem, "write train or test", code="RUN-DATASET-SPLIT")
+        raise DatasetError("split", problem, "write train or test")
     settings = config.arithmetic
     return arithmetic.generate(settings.size, settings.max_number, settings.seed, config.split)
 
@@ -93,6 +93,6 @@ def _read_hub(config: SourceConfig, path: str) -> Records:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         problem = f"is neither a {KINDS} file nor a dataset on the hub or in its cache: {reason}"
         remedy = "check the name, `name` and `split`, or prepare a Parquet file"
-        raise DatasetError("path", f"{path} {problem}", remedy, code="RUN-DATASET-HUB") from error
+        raise DatasetError("path", f"{path} {problem}", remedy) from error
     rows = without_nulls(found.to_list(), found.features.arrow_schema, decoded=True)
     return Records(rows, [(path, len(rows))], keeps_nulls=False)

@@ -72,7 +72,7 @@ def _files_in(folder: str, split: str) -> list[str]:
         if not found:
             there = ", ".join(sorted(map(str, set(splits.values()))))
             problem = f"{folder} has files of the splits {there}, and none of {split}"
-            raise DatasetError("split", problem, "set split to one of them", code="RUN-DATASET-SPLIT")
+            raise DatasetError("split", problem, "set split to one of them")
     if len({file.suffix == _PARQUET for file in found}) > 1:
         raise _path_error(f"{folder} has files of JSON and of Parquet", f"name one kind, as {folder}/**/*{_PARQUET}")
     return [str(file) for file in found]
@@ -93,7 +93,7 @@ def _split_name(split: str) -> str:
 
 
 def _path_error(problem: str, remedy: str) -> DatasetError:
-    return DatasetError("path", problem, remedy, code="RUN-DATASET-PATH")
+    return DatasetError("path", problem, remedy)
 
 
 def _read_file(path: str) -> Sequence[Record]:

@@ -13,8 +13,8 @@ from areal_like.preflight import preflight
 
 _OUTSIDE = (  # beginnings of codes: findings about files, the model, or this machine
     *("DATASET", "MODEL", "TOKENIZER", "WEIGHTS", "START", "MACHINE", "DIRECTORY", "PORT", "RESUME", "PACKAGE"),
-    *("ENDPOINT", "WORKFLOW", "REWARD-IMPORT", "REWARD-FUNCTION", "REWARD-MODEL", "REWARD-JUDGE"),
-    *("TEACHER-MODEL", "TEACHER-TOKENIZER"),
+    *("ENDPOINT", "WORKFLOW", "REWARD-FUNCTION", "REWARD-MODEL", "REWARD-JUDGE"),
+    *("TEACHER-FILES", "VARIABLE"),
 )
 _MACHINE = {"device": "cuda", "scheduler": {"type": "local"}}  # no cluster is asked
 _NOWHERE = "/nonexistent"  # where no file is read, no code imported, and no hub asked

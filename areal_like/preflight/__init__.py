@@ -94,7 +94,7 @@ def _make_job(known: Known, policies: PolicyViews, findings: Sequence[Finding], 
     if plan is None or tokenizer is None or first.algorithm is None:
         return None
     models = {role: spec for role, spec in known.models.items() if spec is not None}
-    decided = (known.steps, findings, sharing, models, *find_routes(config, known.model, plan))
+    decided = (known.steps, findings, sharing, models, *find_routes(known))
     evaluated = _name_evaluations(first.prompts)
     job = Job(config, known.device, plan, first.algorithm, tokenizer, policies.trained, evaluated, *decided)
     return replace(job, adapters=[_of_adapter(job, view) for view in policies.each]) if config.adapters else job

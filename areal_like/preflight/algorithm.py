@@ -24,14 +24,14 @@ def find_algorithm(config: RunConfig) -> tuple[Algorithm | None, list[Finding]]:
     if name not in ALGORITHMS and ":" not in name:
         message = f"the algorithm {name!r} is unknown; a function of your own is written {FORM}"
         return None, [
-            finding("RUN-ALGORITHM-NAME", "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])
+            finding("RUN-ALGORITHM", "algorithm", message, nearest=nearest_words(name, ALGORITHMS) or ["grpo"])
         ]
     try:
         algorithm = make_algorithm(config)
         _try_targets(algorithm, name)
         _try_sending(algorithm, name)
     except UserCodeError as error:
-        return None, [finding("RUN-ALGORITHM-CODE", "algorithm", str(error))]
+        return None, [finding("RUN-ALGORITHM", "algorithm", str(error))]
     return algorithm, [*_models(config, algorithm), *_combinations(config)]
 
 
@@ -91,14 +91,12 @@ def _models(config: RunConfig, algorithm: Algorithm) -> Iterator[Finding]:
     """Check that the run has the models that the algorithm uses."""
     if "values" in algorithm.needs and config.critic is None:
         message = f"algorithm={config.algorithm} needs values, and the run has no critic"
-        yield finding("RUN-ALGORITHM-CRITIC", "critic", message, "write critic={} to add one, or algorithm=grpo")
+        yield finding("RUN-ALGORITHM-MODELS", "critic", message, "write critic={} to add one, or algorithm=grpo")
     if "reference" in algorithm.needs and config.ref is None:
         actor = config.actor
         why = next((f"actor.{key}" for key in ("kl_ctl", "kl_loss_coef") if getattr(actor, key)), "algorithm")
         message = f"{why} needs the log-probs of a reference policy, and the section ref is missing"
-        yield finding(
-            "RUN-ALGORITHM-REFERENCE", "ref", message, "write ref={} to use the model that the run starts from"
-        )
+        yield finding("RUN-ALGORITHM-MODELS", "ref", message, "write ref={} to use the model that the run starts from")
     if "reference" not in algorithm.needs and config.ref is not None and not uses_reference(config):
         why = "neither the algorithm nor a KL divergence (actor.kl_ctl, actor.kl_loss_coef) uses a reference policy"
         yield warn_ignored("ref", why, "write ref=null")
@@ -123,14 +121,14 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         )
         message += f"{config.gconfig.n_samples} samples, whose mean is the better baseline"
         help = "write gconfig.n_samples=1 and a larger train_dataset.batch_size, or algorithm=grpo"
-        yield finding("RUN-ALGORITHM-SINGLE-ROLLOUT", "gconfig.n_samples", message, help)
+        yield finding("RUN-ALGORITHM-SETTINGS", "gconfig.n_samples", message, help)
     yield from _divergence(settings)
     yield from _weights(settings)
     if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
         keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
         message = f"algorithm={config.algorithm} clips ratios to {_range(preset)}; this key changes the range to {_range(settings)}"
         help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
-        yield finding("RUN-ALGORITHM-CLIP", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
+        yield finding("RUN-ALGORITHM-SETTINGS", f"actor.{keys[0]}", message, help, severity=Severity.WARNING)
     yield from _overlong(config, settings)
     yield from _rewards(settings)
 
@@ -142,18 +140,18 @@ def _steps_of_dpo(config: RunConfig) -> Iterator[Finding]:
         if getattr(config.actor, key) != value:
             message = "algorithm=dpo needs one optimizer step per training step, since it computes a pair's loss once per step"
             help = f"write actor.{key}={'null' if value is None else value}"
-            yield finding("RUN-ALGORITHM-DPO-MINIBATCHES", f"actor.{key}", message, help)
+            yield finding("RUN-ALGORITHM-SETTINGS", f"actor.{key}", message, help)
 
 
 def _divergence(settings: Settings) -> Iterator[Finding]:
     """Yield estimators of the KL divergence whose gradient is another one."""
     if settings.kl_loss_coef and settings.kl_estimator == "k1":
         message = "the gradient of k1 in the loss (actor.kl_loss_coef) does not depend on the reference"
-        yield finding("RUN-ALGORITHM-KL-LOSS", "actor.kl_estimator", message, nearest=["k3", "k2"])
+        yield finding("RUN-ALGORITHM-KL", "actor.kl_estimator", message, nearest=["k3", "k2"])
     if settings.kl_ctl and settings.kl_estimator in ("k2", "k3"):
         message = f"{settings.kl_estimator} in the reward (actor.kl_ctl) does not have the gradient of the KL divergence; k1 does"
         help = "write actor.kl_estimator=null, which is k1 in the reward and k3 in the loss, or use actor.kl_loss_coef alone"
-        yield finding("RUN-ALGORITHM-KL-REWARD", "actor.kl_estimator", message, help)
+        yield finding("RUN-ALGORITHM-KL", "actor.kl_estimator", message, help)
 
 
 def _overlong(config: RunConfig, settings: Settings) -> Iterator[Finding]:
@@ -163,12 +161,12 @@ def _overlong(config: RunConfig, settings: Settings) -> Iterator[Finding]:
         message = f"the penalty covers {settings.overlong_tokens} tokens; "
         message += f"a response has at most {longest} (gconfig.max_new_tokens)"
         help = f"write actor.overlong_tokens={longest} or less"
-        yield finding("RUN-ALGORITHM-OVERLONG-TOKENS", "actor.overlong_tokens", message, help)
+        yield finding("RUN-ALGORITHM-OVERLONG", "actor.overlong_tokens", message, help)
     if settings.overlong_penalty_factor and "workflow" in config.workflows:
         key = "actor.overlong_penalty_factor"
         message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
         help = f"write {key}=0 if episodes have several turns"
-        yield finding("RUN-ALGORITHM-OVERLONG-EPISODES", key, message, help, severity=Severity.WARNING)
+        yield finding("RUN-ALGORITHM-OVERLONG", key, message, help, severity=Severity.WARNING)
 
 
 def _rewards(settings: Settings) -> Iterator[Finding]:
@@ -177,14 +175,14 @@ def _rewards(settings: Settings) -> Iterator[Finding]:
     if low is not None and high is not None and low >= high:
         message = f"no mean reward is above {low:g} and below {high:g}, so no group is trained on"
         help = "write actor.group_reward_below=null, or a value above actor.group_reward_above"
-        yield finding("RUN-ALGORITHM-GROUP-REWARDS", "actor.group_reward_below", message, help)
+        yield finding("RUN-ALGORITHM-SETTINGS", "actor.group_reward_below", message, help)
     for key in ("reward_norm", "adv_norm"):
         norm = getattr(settings, key)
         if norm.mean_leave1out and norm.mean_level is None:
             message = "mean_leave1out needs a mean, and mean_level is null"
             owner = f"actor.{key}"
             help = f"write {owner}.mean_level=group"
-            yield finding("RUN-ALGORITHM-LEAVE-ONE-OUT", f"{owner}.mean_leave1out", message, help)
+            yield finding("RUN-ALGORITHM-SETTINGS", f"{owner}.mean_leave1out", message, help)
 
 
 def _weights(settings: Settings) -> Iterator[Finding]:
@@ -196,25 +194,25 @@ def _weights(settings: Settings) -> Iterator[Finding]:
     if limit == "mask" and floor == cap:
         message = f"behave_imp_weight_mode={level}_mask removes every weight except {cap:g}: the cap equals the floor"
         help = "write actor.behave_imp_weight_floor=0.5, or actor.behave_imp_weight_cap=5"
-        yield finding("RUN-ALGORITHM-WEIGHT-BOUNDS", "actor.behave_imp_weight_floor", message, help)
+        yield finding("RUN-ALGORITHM-WEIGHT", "actor.behave_imp_weight_floor", message, help)
     veto = settings.behave_imp_weight_veto or 0
     if level == "token" and 0 < floor <= veto:
         message = f"a token below {veto:g} vetoes its whole sequence, so the floor of {floor:g} never takes effect"
         help = f"write actor.behave_imp_weight_veto={floor / 1000:g}, or actor.behave_imp_weight_floor=null"
-        yield finding("RUN-ALGORITHM-WEIGHT-VETO", "actor.behave_imp_weight_veto", message, help)
+        yield finding("RUN-ALGORITHM-WEIGHT", "actor.behave_imp_weight_veto", message, help)
     if settings.importance_sampling_level == "sequence" and level == "token":
         message = (
             "the ratio is per sequence and the behaviour weight per token, so their product is not a ratio of policies"
         )
         help = "write actor.behave_imp_weight_mode=geometric_truncate, the level of the ratio"
         key = "actor.behave_imp_weight_mode"
-        yield finding("RUN-ALGORITHM-WEIGHT-LEVEL", key, message, help, severity=Severity.WARNING)
+        yield finding("RUN-ALGORITHM-WEIGHT", key, message, help, severity=Severity.WARNING)
     if level == "geometric" and cap > _FAR_MEAN:
         message = (
             f"the geometric mean over a sequence is near 1 and does not reach {cap:g}, so the cap never takes effect"
         )
         key, help = "actor.behave_imp_weight_cap", f"write actor.behave_imp_weight_cap={GEOMETRIC_CAP}"
-        yield finding("RUN-ALGORITHM-WEIGHT-CAP", key, message, help, severity=Severity.WARNING)
+        yield finding("RUN-ALGORITHM-WEIGHT", key, message, help, severity=Severity.WARNING)
 
 
 def _clip(settings: Settings) -> tuple[float, float]:

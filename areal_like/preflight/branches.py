@@ -18,18 +18,18 @@ def check_branches(config: RunConfig, *, per_group: bool) -> Iterator[Finding]:
         return
     if any(later <= earlier for earlier, later in pairwise(branch.after)):
         message = f"branching points must be in ascending order; {branch.after} is not"
-        yield finding("RUN-BRANCH-ORDER", f"{KEY}.after", message, f"write {KEY}.after={sorted(set(branch.after))}")
+        yield finding("RUN-BRANCH", f"{KEY}.after", message, f"write {KEY}.after={sorted(set(branch.after))}")
     if n % branch.per_root:
         message = (
             f"{len(branch.after)} branching points with {branch.width} continuations make {branch.per_root} samples of one, "
             f"and n_samples={n} is not a multiple of it"
         )
         more = -(-n // branch.per_root) * branch.per_root
-        yield finding("RUN-BRANCH-SAMPLES", f"gconfig.n_samples + {KEY}", message, f"write gconfig.n_samples={more}")
+        yield finding("RUN-BRANCH", f"gconfig.n_samples + {KEY}", message, f"write gconfig.n_samples={more}")
     yield from _check_length(config, max(branch.after))
     if per_group:
         message = "the workflow runs whole groups itself, so the run cannot share their turns"
-        yield finding("RUN-BRANCH-GROUP", KEY, message, f"write {KEY}=null, or a workflow of one episode")
+        yield finding("RUN-BRANCH", KEY, message, f"write {KEY}=null, or a workflow of one episode")
     yield from _check_algorithm(config)
 
 
@@ -41,7 +41,7 @@ def _check_length(config: RunConfig, last: int) -> Iterator[Finding]:
     if last >= most:
         unit = "turns" if has_turns else "tokens"
         message = f"no sample branches after {last} {unit}, because {key} is {most}"
-        yield finding("RUN-BRANCH-LENGTH", f"{KEY}.after", message, f"use smaller branching points, or raise {key}")
+        yield finding("RUN-BRANCH", f"{KEY}.after", message, f"use smaller branching points, or raise {key}")
 
 
 def _check_algorithm(config: RunConfig) -> Iterator[Finding]:
@@ -59,4 +59,4 @@ def _check_algorithm(config: RunConfig) -> Iterator[Finding]:
     else:
         return
     help = f"write algorithm=grpo with actor.discount=1, or {KEY}=null"
-    yield finding("RUN-BRANCH-ALGORITHM", f"algorithm + {KEY}", why, help)
+    yield finding("RUN-BRANCH", f"algorithm + {KEY}", why, help)

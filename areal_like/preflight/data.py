@@ -28,7 +28,7 @@ from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
 
 Prompts = Mapping[str, Sequence[Prompt]]
-_NOTES = {"overlong_prompts": "RUN-DATASET-OVERLONG", "path": "RUN-DATASET-COLUMNS"}  # by the field of a note
+_NOTES = {"overlong_prompts": "RUN-DATASET-LENGTH", "path": "RUN-DATASET-FILE"}  # by the field of a note
 _IMITATED = ("train_dataset", "valid_dataset")  # by a warm start, which ends by the latter
 
 
@@ -40,7 +40,7 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
     findings = []
 
     def note(key: str, field: str, text: str) -> None:
-        code = _NOTES.get(field, "RUN-DATASET-NULLS")
+        code = _NOTES.get(field, "RUN-DATASET-ROW")
         findings.append(finding(code, f"{key}.{field}", text, severity=Severity.WARNING))
 
     played = {"train_dataset": config.workflow} | {
@@ -116,23 +116,17 @@ def _masks(config: RunConfig) -> Iterator[Finding]:
     top_k, key = config.gconfig.top_k, "gconfig.top_k"
     if top_k == 1:
         message = "sampling is greedy with top_k=1: every log-prob is 0 and nothing is learned"
-        yield finding("RUN-SAMPLING-GREEDY", key, message, f"write {key}=2 or more, or {key}=-1")
+        yield finding("RUN-SAMPLING", key, message, f"write {key}=2 or more, or {key}=-1")
     elif not 0 < top_k <= MOST_KEPT:
         limit = f"allows {top_k}" if top_k > 0 else "sets no limit"
         message = (
             f"servers return the ids that each token was sampled from, at most {MOST_KEPT}, and {key} {limit} "
             f"(gconfig.top_p={config.gconfig.top_p:g}, gconfig.min_p={config.gconfig.min_p:g})"
         )
-        yield finding("RUN-SAMPLING-TOP-K", key, message, f"write {key}=100")
-    if config.teacher is not None:
-        message = "a teacher scores tokens over the whole vocabulary, and the policy samples from some ids only"
-        help = "write gconfig.top_p=1, gconfig.top_k=-1 and gconfig.min_p=0"
-        yield finding("RUN-SAMPLING-TEACHER", "gconfig.top_k", message, help)
+        yield finding("RUN-SAMPLING", key, message, f"write {key}=100")
     if config.gconfig.min_p > 0 and config.sglang.deterministic:
         message = "SGLang does not support seeded sampling (sglang.deterministic) with min_p"
-        yield finding(
-            "RUN-SAMPLING-MIN-P", "gconfig.min_p", message, "write gconfig.min_p=0, or sglang.deterministic=false"
-        )
+        yield finding("RUN-SAMPLING", "gconfig.min_p", message, "write gconfig.min_p=0, or sglang.deterministic=false")
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:
@@ -143,12 +137,10 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
         ("evaluator.freq_steps", freq_steps, some),
     ):
         if not there and value is not None:
-            yield finding(
-                "RUN-HELD-OUT-MISSING", key, "needs evaluation prompts", f"set valid_dataset, or write {key}=null"
-            )
+            yield finding("RUN-HELD-OUT", key, "needs evaluation prompts", f"set valid_dataset, or write {key}=null")
     if config.valid_dataset is not None and "valid_dataset" in config.evaluator.datasets:
         key, message = "evaluator.datasets.valid_dataset", "the section valid_dataset already has this name"
-        yield finding("RUN-HELD-OUT-NAME", key, message, "choose another name for the set")
+        yield finding("RUN-HELD-OUT", key, message, "choose another name for the set")
     for name, data in config.evaluations.items():
         if data.n_samples != 1 and (data.temperature == 0 or data.top_k == 1):
             own = config.evaluator.datasets.get(name)
@@ -156,7 +148,7 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
             greedy, fix = ("temperature 0", "temperature=1.0") if data.temperature == 0 else ("top_k=1", "top_k=-1")
             message = f"at {greedy} the {data.n_samples} responses to a prompt are identical"
             help = f"write {key}.{fix}, or {key}.n_samples=1"
-            yield finding("RUN-HELD-OUT-GREEDY", f"{key}.n_samples", message, help)
+            yield finding("RUN-HELD-OUT", f"{key}.n_samples", message, help)
 
 
 def _warm_start(
@@ -169,13 +161,13 @@ def _warm_start(
     try:
         longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
     except TokenizerError as error:
-        yield finding("RUN-WARM-START-ANSWER", f"{key}.path", f"a reference answer cannot be encoded: {error}")
+        yield finding("RUN-WARM-START", f"{key}.path", f"a reference answer cannot be encoded: {error}")
         return
     longest = -(-longest // alignment) * alignment
     if longest > limit:
         message = f"{key}, row {row + 1} has {longest} tokens with its answer; a micro-batch holds {limit}"
         help = f"write actor.mb_spec.max_tokens_per_mb={longest} or more, or leave that row out"
-        yield finding("RUN-WARM-START-LENGTH", "actor.mb_spec.max_tokens_per_mb", message, help)
+        yield finding("RUN-WARM-START", "actor.mb_spec.max_tokens_per_mb", message, help)
 
 
 def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
@@ -185,18 +177,18 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
     if context < needed <= positions:
         message = f"{context} tokens cannot hold max_prompt_length + max_new_tokens = {needed - SERVER_RESERVE}"
         help = f"write sglang.context_length={needed} or more; SGLang reserves {SERVER_RESERVE} tokens"
-        yield finding("RUN-CONTEXT-SHORT", "sglang.context_length", message, help)
+        yield finding("RUN-CONTEXT", "sglang.context_length", message, help)
     if max(context, needed) <= positions or config.longest_sequence > positions:  # the layout's checks report that
         return
     exceeds = "a server's context of {} tokens exceeds the model's {} positions"
     if config.sglang.context_length is not None and context > positions:
         message = exceeds.format(context, positions)
-        yield finding("RUN-CONTEXT-POSITIONS", "sglang.context_length", message, "write sglang.context_length=null")
+        yield finding("RUN-CONTEXT", "sglang.context_length", message, "write sglang.context_length=null")
     excess = needed - positions
     if excess > 0:
         _, key, value = max(_lengths(config), key=lambda each: each[0])
         message, fitting = exceeds.format(positions + excess, positions), value - excess
-        yield finding("RUN-CONTEXT-LENGTHS", key, message, f"write {key}={fitting} or less" if fitting > 0 else None)
+        yield finding("RUN-CONTEXT", key, message, f"write {key}={fitting} or less" if fitting > 0 else None)
 
 
 def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
@@ -228,17 +220,13 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
     steps, batch = training_steps(config, n_prompts), "train_dataset.batch_size"
     if steps < 1:
         message = f"{n_prompts} prompts do not fill one batch of {config.train_dataset.batch_size}"
-        yield finding(
-            "RUN-STEPS-NONE", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs"
-        )
+        yield finding("RUN-STEPS", batch, message, f"write {batch}={n_prompts} or less, or raise total_train_epochs")
     elif config.total_train_steps is not None and steps < config.total_train_steps:
         message = f"total_train_epochs ends the run after {steps} steps, before total_train_steps"
-        yield finding("RUN-STEPS-EPOCHS", "total_train_steps", message, severity=Severity.WARNING)
+        yield finding("RUN-STEPS", "total_train_steps", message, severity=Severity.WARNING)
     if config.critic and 0 < steps <= config.critic.warmup_steps:
         message = f"the run has only {steps} steps, so the actor would not be trained"
-        yield finding(
-            "RUN-STEPS-CRITIC-WARMUP", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less"
-        )
+        yield finding("RUN-STEPS", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less")
     yield from _schedule(config)
     trained: Sequence[tuple[TrainerRole, ActorConfig | CriticConfig | None]]
     trained = ("actor", config.actor), ("critic", config.critic)
@@ -247,7 +235,7 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
             key = f"{role}.optimizer.warmup_steps"
             message = f"the learning rate has {updates} optimizer steps, so it would never reach its peak"
-            yield finding("RUN-STEPS-WARMUP", key, message, f"write {key}={updates - 1} or less")
+            yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")
 
 
 def _schedule(config: RunConfig) -> Iterator[Finding]:
@@ -262,4 +250,4 @@ def _schedule(config: RunConfig) -> Iterator[Finding]:
                 "with actor.turns_per_minibatch the turns of each step set its optimizer steps, so the length of the "
                 f"schedule {optimizer.lr_scheduler_type} is unknown before the run"
             )
-            yield finding("RUN-STEPS-DECAY", key, message, f"set {key}, or {role}.optimizer.lr_scheduler_type=constant")
+            yield finding("RUN-STEPS", key, message, f"set {key}, or {role}.optimizer.lr_scheduler_type=constant")

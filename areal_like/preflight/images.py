@@ -28,7 +28,7 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
         if whole:
             message += f": {_SEEN}, which Megatron-core does not support in packed sequences"
         help = f"use a model of {', '.join(sorted(WITH_IMAGES - SEES_WHOLE_IMAGES))}, or a text-only model"
-        yield finding("RUN-IMAGES-FAMILY", path, message, help)
+        yield finding("RUN-IMAGES", path, message, help)
     elif view.backend == "megatron":
         yield from _on_megatron(view, family)
     if view.role == "actor":
@@ -38,13 +38,7 @@ def check_images(view: RoleView, model: Mapping[str, Any]) -> Iterator[Finding]:
     directory = Path(str(view.path))
     if directory.is_dir() and not (directory / PROCESSOR).is_file():
         message = f"{directory} has no {PROCESSOR}, with which the trainer preprocesses images"
-        yield finding("RUN-IMAGES-PROCESSOR", path, message, f"copy {PROCESSOR} from the model's source")
-    if view.role == "actor" and view.run.actor.use_lora and view.run.weight_update.adapters:
-        message = (
-            "vision-language models need full weight updates: no test shows that their servers apply adapters alone"
-        )
-        key = "weight_update.adapters"
-        yield finding("RUN-IMAGES-ADAPTERS", key, message, f"write {key}=false")
+        yield finding("RUN-IMAGES", path, message, f"copy {PROCESSOR} from the model's source")
 
 
 def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:
@@ -56,7 +50,7 @@ def _on_servers(view: RoleView, family: str) -> Iterator[Finding]:
     message = f"config.json, deepstack_visual_indexes: the model has {deep} DeepStack layers, and SGLang computes a "
     message += f"{family} with {served}: its server {lost}"
     help = f"use a {family} with {served} entries in deepstack_visual_indexes, as published ones have, or a qwen3_vl"
-    yield finding("RUN-IMAGES-DEEPSTACK", view.key("path"), message, help)
+    yield finding("RUN-IMAGES", view.key("path"), message, help)
 
 
 def _attention(view: RoleView, family: str) -> Iterator[Finding]:
@@ -64,12 +58,12 @@ def _attention(view: RoleView, family: str) -> Iterator[Finding]:
     key, attention = "sglang.attention_backend", view.run.sglang.attention_backend
     if view.device == "cuda" and attention not in (None, "triton"):
         message = f"the model is a {family}: {_SEEN}, which SGLang's {attention} attention does not support"
-        yield finding("RUN-IMAGES-ATTENTION", key, message, nearest=["triton"])
+        yield finding("RUN-IMAGES", key, message, nearest=["triton"])
 
 
 def _on_megatron(view: RoleView, family: str) -> Iterator[Finding]:
     """Check the settings of a Megatron trainer whose first stage computes the images of a `family`."""
-    code, megatron = "RUN-IMAGES-MEGATRON", view.engine.megatron
+    code, megatron = "RUN-IMAGES", view.engine.megatron
     if megatron.bridge_type != "megatron-bridge":
         key = view.key("megatron.bridge_type")
         message = f"the model is a {family}, and {megatron.bridge_type} converts no model of text and images here"

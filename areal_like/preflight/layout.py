@@ -181,15 +181,15 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
     whole, backends = config.allocation_mode is not None, _backends(config)
     for role in backends if whole else ():
         key, message = backend_key(role), "allocation_mode already sets the layout of every role"
-        yield finding("RUN-LAYOUT-TWICE", key, message, f"write {key}=null, or allocation_mode=null")
+        yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
     for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
         if not whole and role not in backends:
             key, message = f"{role}.backend", f"no layout is given: both {role}.backend and allocation_mode are null"
-            yield finding("RUN-LAYOUT-MISSING", key, message, f"write for example {key}={example}")
+            yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
     for role in config.scorers:
         if not whole and role not in backends:
             key, message = backend_key(role), f"no layout is given for the {_SCORERS[role]}"
-            yield finding("RUN-LAYOUT-REWARD", key, message, f"write for example {key}=sglang:d1")
+            yield finding("RUN-LAYOUT", key, message, f"write for example {key}=sglang:d1")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
@@ -201,29 +201,28 @@ def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:
         if role not in present:
             kind = _KINDS[role]
             message = f"the allocation has no {kind} for the {name}"
-            yield about("RUN-ROLE-MISSING", role, message, f"add {_BACKENDS[kind][0]}[{role}]:…")
+            yield about("RUN-ROLE", role, message, f"add {_BACKENDS[kind][0]}[{role}]:…")
     for role, engine in present.items():
         if role in ("ref", "critic") and role not in config.further_roles:
             message = f"this run has no {role}: the section {role} is missing"
-            yield about("RUN-ROLE-SECTION", role, message, f"add `{role}: {{}}`")
+            yield about("RUN-ROLE", role, message, f"add `{role}: {{}}`")
         elif role in SCORERS and role not in config.scorers:
             message = f"this run has no {_SCORERS[role]}: {_SECTIONS[role]} is missing"
-            yield about("RUN-ROLE-REWARD-MODEL", role, message, "leave it out")
+            yield about("RUN-ROLE", role, message, "leave it out")
         elif role not in _KINDS:
             roles = "actor, rollout, ref, critic, reward, teacher and judge"
             message = f"no part of a run is called {role}; the roles are {roles}"
-            yield about("RUN-ROLE-UNKNOWN", role, message, "leave it out")
+            yield about("RUN-ROLE", role, message, "leave it out")
         elif engine.backend not in (able := _BACKENDS[_KINDS[role]]):
-            code = "RUN-ROLE-BACKEND"
             message = f"{engine.backend} is known to the compiler only; the {role} runs on {' or '.join(able)}"
             if engine.kind != _KINDS[role]:
                 kinds = f"it is a {engine.kind}, the {role} needs a {_KINDS[role]}"
-                code, message = "RUN-ROLE-KIND", f"{engine.backend} cannot be the {role}: {kinds}"
-            yield about(code, role, message, f"write {able[0]}:…")
+                message = f"{engine.backend} cannot be the {role}: {kinds}"
+            yield about("RUN-ROLE-BACKEND", role, message, f"write {able[0]}:…")
         elif engine.kind == "server" and engine.sizes.pp > 1:
             message = "SGLang cannot update the weights of all pipeline stages of a server"
             help = f"write t{engine.sizes.pp} instead of p{engine.sizes.pp}, for example"
-            yield about("RUN-ROLE-SERVER-PIPELINE", role, message, help)
+            yield about("RUN-ROLE-BACKEND", role, message, help)
 
 
 def _spanning(plan: Plan) -> Iterator[EnginePlan]:
@@ -236,7 +235,7 @@ def _spanning(plan: Plan) -> Iterator[EnginePlan]:
 def _spread(config: RunConfig, engine: EnginePlan, compile: Compile) -> Finding:
     gpus = len(engine.servers[0].devices)
     message = f"a server of {gpus} GPUs would span nodes; every server must fit on one node"
-    found = _find_subject(config, "RUN-ROLE-SERVER-NODES", engine.role, message, "make more servers of fewer GPUs")
+    found = _find_subject(config, "RUN-ROLE-BACKEND", engine.role, message, "make more servers of fewer GPUs")
     return replace(found, nearest=tuple(_narrower(config, engine, compile)))
 
 

@@ -56,11 +56,11 @@ def check_lora(config: RunConfig, spec: ModelSpec | None, plan: Plan | None) -> 
     if not problems:
         trained, total = trained_parameters(config, spec), total_parameters(spec)
         message = f"{trained:,} parameters of adapters are trained, {trained / total:.2%} of the model's {total:,}"
-        yield finding("RUN-LORA-SHARE", "actor.use_lora", message, severity=Severity.NOTE)
+        yield finding("RUN-LORA", "actor.use_lora", message, severity=Severity.NOTE)
     if actor.init_model is not None:
         message = "the frozen weights under the adapters are random, so little can be learned"
         help = "train the model whole first, and name its checkpoint in actor.path"
-        yield finding("RUN-LORA-RANDOM", "actor.init_model", message, help, severity=Severity.WARNING)
+        yield finding("RUN-LORA", "actor.init_model", message, help, severity=Severity.WARNING)
 
 
 def _names(actor: ActorConfig, spec: ModelSpec, plan: Plan | None) -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _experts(asked: Sequence[str], spec: ModelSpec, plan: Plan | None) -> Iterat
         where, help = "are unsupported on Megatron", f"{help}, or train with fsdp"
     else:
         return
-    yield finding("RUN-LORA-EXPERTS", _KEY, f"{', '.join(asked)}: adapters for experts {where}", help)
+    yield finding("RUN-LORA-LAYER", _KEY, f"{', '.join(asked)}: adapters for experts {where}", help)
 
 
 def _linear_layers(actor: ActorConfig, spec: ModelSpec) -> Sequence[str]:
@@ -121,7 +121,7 @@ def _on_megatron(actor: ActorConfig, spec: ModelSpec, plan: Plan) -> Iterator[Fi
         )
         others = [name for name in adaptable_layers(spec) if name not in JOINED]
         help = f"use t{spec.kv_heads} or less, or write {_KEY}=[{','.join(others)}]"
-        yield finding("RUN-LORA-TENSOR", _KEY, message, help)
+        yield finding("RUN-LORA-LAYER", _KEY, message, help)
     if actor.megatron.override_transformer_config.get(_FUSED):
         key = f"actor.megatron.override_transformer_config.{_FUSED}"
-        yield finding("RUN-LORA-FUSED", key, "fused layers ignore their adapters", f"leave out {_FUSED}")
+        yield finding("RUN-LORA-LAYER", key, "fused layers ignore their adapters", f"leave out {_FUSED}")

@@ -86,21 +86,21 @@ def _directory(config: RunConfig) -> Iterator[Finding]:
     above = next(parent for parent in (directory, *directory.parents) if os.path.lexists(parent))
     if problem := _unusable(above):
         message = f"{directory} cannot be used: {above} {problem}"
-        yield finding("RUN-DIRECTORY-UNWRITABLE", "cluster.fileroot", message, "choose another fileroot")
+        yield finding("RUN-DIRECTORY", "cluster.fileroot", message, "choose another fileroot")
         return
     if above != directory:
         return
     if (directory / CONFIG_FILE).exists():
         if config.recover.mode != "off":
             return  # check_resume's
-        code, message = "RUN-DIRECTORY-TAKEN", f"{directory} holds the results of another run"
+        message = f"{directory} holds the results of another run"
     elif (directory / FAILED_FILE).exists():
         return
     elif any(path.name != DIRECTORY and path.name[0] != "." for path in directory.iterdir()):
-        code, message = "RUN-DIRECTORY-FILES", f"{directory} is not empty and was not created by a run"
+        message = f"{directory} is not empty and was not created by a run"
     else:
         return
-    yield finding(code, "trial_name", message, "choose another trial_name")
+    yield finding("RUN-DIRECTORY", "trial_name", message, "choose another trial_name")
 
 
 def _unusable(directory: Path) -> str | None:
@@ -129,11 +129,11 @@ def _ports(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     servers = plan.engine("rollout").sizes.dp
     if (last := first + servers - 1) > LARGEST_PORT:
         message = f"port {last} cannot be used: the largest is {LARGEST_PORT}"
-        yield finding("RUN-PORT-RANGE", "sglang.port", message, help)
+        yield finding("RUN-PORT", "sglang.port", message, help)
     elif config.scheduler.type == "local":
         for port in range(first, last + 1):
             if problem := _port_problem(port):
-                yield finding("RUN-PORT-TAKEN", "sglang.port", f"port {port} cannot be used here: {problem}", help)
+                yield finding("RUN-PORT", "sglang.port", f"port {port} cannot be used here: {problem}", help)
 
 
 def _port_problem(port: int) -> str | None:
@@ -149,10 +149,10 @@ def _port_problem(port: int) -> str | None:
 def _existing(config: RunConfig, device: Device, plan: Plan | None, *, dry_run: bool) -> Iterator[Finding]:
     """Check that an existing cluster answers and holds the plan."""
     guessed = config.device == "auto"
-    for code, key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
+    for key, message, help in check_existing(config.scheduler, plan, uses_gpus=device == "cuda", guessed=guessed):
         elsewhere = dry_run and key == "scheduler.address" and config.scheduler.address == "auto"
         severity = Severity.WARNING if elsewhere else Severity.ERROR
-        yield finding(code, key, message, help, severity=severity)
+        yield finding("RUN-MACHINE-RAY", key, message, help, severity=severity)
 
 
 def _cpu_fixes(config: RunConfig) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
     if config.cluster.n_nodes > 1:
         message = f"a private cluster (scheduler.type=local) has one node, not {config.cluster.n_nodes}"
         help = "write scheduler.type=ray, or cluster.n_nodes=1"
-        yield finding("RUN-MACHINE-NODES", "cluster.n_nodes", message, help)
+        yield finding("RUN-MACHINE", "cluster.n_nodes", message, help)
     elif device == "cuda" and plan is not None:
         asked, present = max(int(bundle["GPU"]) for bundle in bundles(plan, uses_gpus=True)), gpu_count()
         if asked <= present:
@@ -180,4 +180,4 @@ def _private(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[F
         counted, lower = (", by the numbers after `@`", ", or lower numbers") if names_gpus(plan) else ("", "")
         message = f"the layout needs {asked} GPU{'s' * (asked > 1)}{counted}; this host has {present}"
         help = f"use a smaller layout{lower}" if present else f"write {' '.join(_cpu_fixes(config))}"
-        yield finding("RUN-MACHINE-GPUS", key, message, help)
+        yield finding("RUN-MACHINE", key, message, help)

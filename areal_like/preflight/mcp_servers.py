@@ -20,7 +20,7 @@ def check_mcp_servers(config: RunConfig, *, dry_run: bool = False) -> Iterator[F
         for key, is_optional in wanted.items():
             if not is_optional:
                 message = f"the workflow has a parameter `tools`, and {_KEY} is empty"
-                yield finding("RUN-MCP-NEEDED", key, message, f"set {_KEY}={{NAME: {{command: PROGRAM}}}}")
+                yield finding("RUN-MCP", key, message, f"set {_KEY}={{NAME: {{command: PROGRAM}}}}")
         return
     if not wanted:
         yield warn_ignored(_KEY, "no workflow has a parameter `tools`")
@@ -30,4 +30,4 @@ def check_mcp_servers(config: RunConfig, *, dry_run: bool = False) -> Iterator[F
         with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop
             thread.submit(asyncio.run, probe(servers)).result()
     except McpError as error:
-        yield finding("RUN-MCP-START", _KEY, str(error), "correct this server, or leave it out")
+        yield finding("RUN-MCP", _KEY, str(error), "correct this server, or leave it out")

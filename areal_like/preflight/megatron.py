@@ -18,7 +18,6 @@ from areal_like.trainer.packing import sequence_alignment
 _OVERRIDES = "megatron.override_transformer_config"
 _FOR_EXPERTS = ("moe_layer_recompute", "moe_grouped_gemm", "moe_token_dispatcher_type")
 _EXPERTS_APART = ("qwen3_moe",)  # whose experts Megatron Bridge names one by one
-_OUTPUTS = ("layernorm", "moe_act")  # are recomputed by a function that asks Transformer Engine
 
 
 def check_trainer_options(view: RoleView) -> Iterator[Finding]:
@@ -28,7 +27,6 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
     for problem in check_overrides(overrides, device=view.device, key=view.key):
         yield option_finding(view.key(_OVERRIDES), problem)
     if view.layout is not None and view.backend != "megatron":
-        yield from _fsdp(view)
         return  # `check_unused` warns of these keys
     if view.layout is not None:
         yield from _layout(view, view.layout.sizes)
@@ -43,22 +41,13 @@ def check_trainer_options(view: RoleView) -> Iterator[Finding]:
                 yield _idle(view, name, no_experts)
     else:
         yield from _experts(view, spec.family if spec else None)
-    yield from _check_recomputed(view)
+    if megatron.recompute_modules and not megatron.moe_layer_recompute and megatron.recompute_granularity is None:
+        yield _idle(view, "recompute_modules", "recompute_granularity is not selective")
     if spec is not None:
         yield from _absent(view, spec)
     yield from _optimizer(view)
     if view.device == "cuda":
         yield from _attention(view)
-
-
-def _fsdp(view: RoleView) -> Iterator[Finding]:
-    """Check the data type: packed attention under FSDP is torch's kernel on GPUs, which has no float32."""
-    if view.device == "cuda" and view.engine.dtype == "float32":
-        key = view.key("dtype")
-        message = (
-            f"{key}=float32 is unsupported: the FSDP trainer's attention on GPUs supports only bfloat16 and float16"
-        )
-        yield finding("RUN-FSDP-DTYPE", key, message, f"write {key}=bfloat16")
 
 
 def option_finding(section: str, problem: OptionProblem) -> Finding:
@@ -94,10 +83,10 @@ def _context(view: RoleView, sizes: ParallelSizes) -> Iterator[Finding]:
     kinds = {str(kind) for kind in (given if isinstance(given, list) else [given or "p2p"])}
     heads = [spec.heads // sizes.tp, max(1, spec.kv_heads // sizes.tp)] if spec else []
     if sizes.cp > 1 and (others := kinds - {"p2p", "a2a"}):
-        code = "RUN-MEGATRON-CP-COMM"
+        code = "RUN-MEGATRON-CONTEXT"
         message = f"packed sequences need p2p or a2a; {' and '.join(sorted(others))} does not support them"
     elif "a2a" in kinds and any(number % sizes.cp for number in heads):
-        code = "RUN-MEGATRON-CP-HEADS"
+        code = "RUN-MEGATRON-CONTEXT"
         message = (
             f"a2a needs heads divisible by c{sizes.cp}; a tensor-parallel rank has {heads[0]}, and {heads[1]} key heads"
         )
@@ -121,27 +110,6 @@ def _experts(view: RoleView, family: str | None) -> Iterator[Finding]:
         message = f"{megatron.bridge_type} supports the experts of a {family} only with moe_grouped_gemm=true"
         help = f"write {bridge}={other}, or {grouped}=true" if apart else f"write {grouped}=true"
         yield finding("RUN-MEGATRON-EXPERT-NAMES", grouped, message, help)
-    if not megatron.moe_grouped_gemm and "moe_act" in (megatron.recompute_modules or ()):
-        message = "recomputing moe_act needs moe_grouped_gemm=true"
-        key = view.key("megatron.recompute_modules")
-        yield finding("RUN-MEGATRON-RECOMPUTE-MOE-ACT", key, message, f"write {grouped}=true")
-
-
-def _check_recomputed(view: RoleView) -> Iterator[Finding]:
-    """Check that modules are chosen only where not everything is recomputed."""
-    megatron, modules = view.engine.megatron, view.key("megatron.recompute_modules")
-    if megatron.moe_layer_recompute and megatron.recompute_granularity == "full":
-        key = view.key("megatron.moe_layer_recompute")
-        message = "recompute_granularity=full already recomputes the MoE layers"
-        yield finding("RUN-MEGATRON-RECOMPUTE-EXPERTS", key, message, f"write {key}=false")
-    if megatron.recompute_modules and megatron.recompute_granularity == "full":
-        message = "recompute_granularity=full already recomputes every module"
-        yield finding("RUN-MEGATRON-RECOMPUTE-MODULES", modules, message, f"write {modules}=null")
-    if megatron.recompute_modules and not megatron.moe_layer_recompute and megatron.recompute_granularity is None:
-        yield _idle(view, "recompute_modules", "recompute_granularity is not selective")
-    if view.device == "cpu" and (needing := [name for name in _OUTPUTS if name in (megatron.recompute_modules or ())]):
-        message = f"{' and '.join(needing)} cannot be recomputed on CPU"
-        yield finding("RUN-CPU-RECOMPUTE", modules, message, f"write {modules}=null, or device=cuda")
 
 
 def _absent(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
@@ -156,25 +124,12 @@ def _absent(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
 
 
 def _optimizer(view: RoleView) -> Iterator[Finding]:
-    """Check low-precision optimizer states against Transformer Engine's Adam."""
+    """Check that low-precision optimizer states are turned on where a type of them is set."""
     megatron, key = view.engine.megatron, view.key("megatron.use_precision_aware_optimizer")
-    if megatron.use_precision_aware_optimizer:
-        if view.device == "cpu":
-            message = "low-precision optimizer states need Transformer Engine's Adam, which runs on GPUs only"
-            yield finding("RUN-MEGATRON-PRECISION-CPU", key, message, f"write {key}=false")
-        if not megatron.use_distributed_optimizer:
-            message = "low-precision optimizer states need use_distributed_optimizer=true"
-            yield finding("RUN-MEGATRON-PRECISION-DISTRIBUTED", key, message, f"write {key}=false")
-        if view.engine.dtype != "bfloat16":
-            message = (
-                f"low-precision optimizer states need bfloat16 weights; {view.key('dtype')} is {view.engine.dtype}"
-            )
-            yield finding("RUN-MEGATRON-PRECISION-WEIGHTS", key, message, f"write {key}=false")
-        return
-    for name in PRECISIONS:
+    for name in () if megatron.use_precision_aware_optimizer else PRECISIONS:
         if (value := getattr(megatron, name)) != "float32":
             own, message = view.key(f"megatron.{name}"), f"{value} needs use_precision_aware_optimizer=true"
-            yield finding("RUN-MEGATRON-PRECISION-STATE", own, message, f"write {key}=true, or {own}=float32")
+            yield finding("RUN-MEGATRON-PRECISION", own, message, f"write {key}=true, or {own}=float32")
 
 
 def _attention(view: RoleView) -> Iterator[Finding]:

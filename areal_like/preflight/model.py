@@ -2,38 +2,27 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from allocation.diagnostics import Finding, Severity
-from allocation.families import FAMILIES
 from allocation.model_spec import ModelError, ModelSpec, from_config, read_config
-from allocation.plan import EnginePlan, ParallelSizes
+from allocation.plan import EnginePlan
 from areal_like.config.findings import ConfigError, finding, missing_package
 from areal_like.config.schema import InitModelConfig, RunConfig
 from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import check_images
 from areal_like.preflight.mtp import check_mtp
+from areal_like.preflight.role_exclusions import MODEL
 from areal_like.preflight.start import check_start
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import check_tensors, check_weights, is_local
-from areal_like.rollout.sglang.architectures import served_architectures
-from areal_like.trainer.fsdp.support import (
-    ALWAYS_TIED,
-    NOT_PACKED,
-    WINDOW_SERVED,
-    WITHOUT_MODEL,
-    WITHOUT_SERVER,
-    field_apart,
-    find_undivided,
-    has_plain_attention,
-    has_states,
-    looks_ahead,
-    rope_of_lengths,
-)
+from areal_like.trainer.fsdp.support import WINDOW_SERVED
 from areal_like.trainer.megatron.bridges.language_part import language_part
 from areal_like.trainer.megatron.bridges.support import architecture_of, bridge_problems
 
@@ -90,7 +79,7 @@ def _check_turn_end(config: RunConfig, tokenizer: Tokenizer) -> Iterator[Finding
     message = f"the chat template ends an assistant's turn with {text} ({end}), and responses end only with {known}"
     stops = [*config.gconfig.stop_token_ids, end]
     help = f"set gconfig.stop_token_ids={stops}, or add {end} to eos_token_id in the model's generation_config.json"
-    yield finding("RUN-TOKENIZER-TURN-END", key, message, help, severity=Severity.WARNING)
+    yield finding("RUN-TOKENIZER", key, message, help, severity=Severity.WARNING)
 
 
 def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]:
@@ -98,7 +87,7 @@ def _make_spec(shape: InitModelConfig) -> tuple[ModelSpec | None, list[Finding]]
     try:
         return from_config(model_config(shape, "float32"), "actor.init_model"), []
     except ModelError as error:
-        return None, [finding("RUN-MODEL-SIZE", "actor.init_model", str(error), "write a smaller number")]
+        return None, [finding("RUN-MODEL-SIZES", "actor.init_model", str(error), "write a smaller number")]
 
 
 def check_model(view: RoleView) -> Iterator[Finding]:
@@ -134,7 +123,8 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
         if found and layout.backend != "fsdp":
             return
     if layout.backend == "fsdp":
-        yield from _under_fsdp(view, spec, model, layout.sizes)
+        described = replace(view, model=spec, layout=layout, description=model)
+        yield from find_excluded(MODEL, described, view.key)
         return
     language = language_part(model)
     for problem in bridge_problems(view.engine.megatron.bridge_type, language, layout.sizes, view.key):
@@ -144,7 +134,7 @@ def check_config(view: RoleView, spec: ModelSpec, layout: EnginePlan, model: Map
             help = f"write {key}={problem.value}"
         elif not problem.is_key:
             key, message = view.key("path"), f"config.json, {key}: {message}"
-        yield finding(problem.code, key, message, help)
+        yield finding("RUN-BRIDGE", key, message, help)
 
 
 def _find_quantization(view: RoleView, spec: ModelSpec) -> Finding:
@@ -170,72 +160,6 @@ def _window(view: RoleView, spec: ModelSpec) -> Iterator[Finding]:
         yield finding("RUN-WINDOW-SERVER", view.key("path"), message, help)
 
 
-def _under_fsdp(view: RoleView, spec: ModelSpec, model: Mapping[str, Any], sizes: ParallelSizes) -> Iterator[Finding]:
-    """Check a model under FSDP; the ranks try at the start whether it can be packed (`fsdp/probe.py`).
-
-    Sequences are shared, and prompts with them, in attention that the trainer computes itself.
-    """
-    path = view.key("path")
-    yield from _families_of_fsdp(path, spec)
-    model = {**FAMILIES[spec.family].defaults, **model} if spec.known_family else model
-    if looks_ahead(model):
-        message = "use_bidirectional_attention lets tokens attend to later ones, which servers have not generated yet"
-        yield finding("RUN-FSDP-BIDIRECTIONAL", path, message, "use a model without use_bidirectional_attention")
-    elif not has_plain_attention(model) or has_states(model):
-        what = "of a model whose attention has chunks or states"
-        if sizes.cp > 1:
-            message = f"the FSDP trainer cannot share sequences {what}"
-            help = f"write fsdp:d{sizes.dp * sizes.cp} as its layout"
-            yield finding("RUN-FSDP-CONTEXT", path, message, help)
-        if view.engine.mb_spec.share_prompts:
-            key, message = view.key("mb_spec.share_prompts"), f"the FSDP trainer cannot share prompts {what}"
-            yield finding("RUN-SHARED-PROMPTS-FSDP", key, message, f"write {key}=false")
-    family = spec.family if spec.tower is None else str(model.get("model_type"))
-    if sizes.tp > 1 and (why := find_undivided(family, (spec.heads, spec.kv_heads), sizes.tp)):
-        message = f"t{sizes.tp} cannot split the matrices of this model: {why}"
-        context = f"c{sizes.cp}" if sizes.cp > 1 else ""
-        help = f"write fsdp:d{sizes.dp * sizes.tp}{context} as its layout, or train on Megatron"
-        yield finding("RUN-FSDP-TENSOR", path, message, help)
-    if apart := field_apart(model):
-        name, value, why = apart
-        message = f"config.json, {name} = {value}: with it the FSDP trainer and the servers differ: {why}"
-        yield finding("RUN-FSDP-FIELD", path, message, "use a model without it")
-    if rope := rope_of_lengths(model):
-        message = f"the model's rope ({rope}) depends on the sequence length, and the FSDP trainer packs sequences of all lengths"
-        yield finding("RUN-FSDP-ROPE", path, message, "use a model whose rope is the same for all lengths")
-    if spec.counted is not None and view.role == "actor":
-        yield from _without_server(path, spec, model)
-    if not spec.known_family and spec.counted is None:
-        message = f"the installed transformers has no language model for model_type {spec.family}"
-        yield finding("RUN-FSDP-FAMILY", path, message, "use a model of a family that transformers has")
-
-
-def _families_of_fsdp(path: str, spec: ModelSpec) -> Iterator[Finding]:
-    """Find families that the FSDP trainer cannot train, or that SGLang cannot serve as it trains them."""
-    if why := NOT_PACKED.get(spec.family):
-        message = f"the FSDP trainer cannot train a {spec.family}: {why}"
-        yield finding("RUN-FSDP-PACKING", path, message, "use a model of another family, such as a qwen3_moe")
-    elif spec.tower is None and spec.family in WITHOUT_MODEL:
-        message = f"the model is a {spec.family}; the FSDP trainer needs a language model of transformers' own"
-        yield finding("RUN-FSDP-LANGUAGE-MODEL", path, message, "use a text-only model, such as a qwen3")
-    if spec.family in WITHOUT_SERVER:
-        message = f"the pinned SGLang cannot serve an {spec.family}: it does not start with the family's rope"
-        yield finding("RUN-FSDP-SERVER", path, message, "use a model of another family, such as a qwen3")
-    if spec.family in ALWAYS_TIED and not spec.tied_embeddings:
-        message = f"SGLang uses the embedding as the output layer of a {spec.family}, and this model has "
-        message += "tie_word_embeddings = false"
-        help = "tie the checkpoint's embeddings, or use a model of another family, such as a qwen3"
-        yield finding("RUN-FSDP-UNTIED", path, message, help)
-
-
-def _without_server(path: str, spec: ModelSpec, model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find a model of an unknown family for which the installed SGLang has no code."""
-    served, named = served_architectures(), model.get("architectures") or []
-    if served and named and served.isdisjoint(named):
-        message = f"the pinned SGLang cannot serve a {spec.family}: it has no {named[0]}"
-        yield finding("RUN-FSDP-ARCHITECTURE", path, message, "use a model of another family, such as a qwen3")
-
-
 def _find_tokenizer(config: RunConfig, spec: ModelSpec | None) -> tuple[Tokenizer | None, list[Finding]]:
     """Return the tokenizer of `tokenizer_path`, or else the model's own."""
     actor, named = config.actor, config.tokenizer_path
@@ -259,7 +183,7 @@ def find_spec(path: str, key: str, *, weights: bool = True) -> tuple[ModelSpec |
     """Return the shape of a model directory, and a finding about its files; weights are required only where asked."""
     if is_local(path) and not Path(path, "config.json").is_file():
         message = f"{path} is not a model directory: it has no config.json"
-        return None, [finding("RUN-MODEL-DIRECTORY", key, message, "name a directory in Hugging Face form")]
+        return None, [finding("RUN-MODEL-CONFIG", key, message, "name a directory in Hugging Face form")]
     try:
         spec, counting = find_shape(*read_config(path))
     except ModelError as error:
@@ -278,19 +202,19 @@ def _tokenizer(key: str, path: str, model: ModelSpec | None) -> tuple[Tokenizer 
     try:
         tokenizer = Tokenizer.load(path)
     except TokenizerError as error:
-        return None, [finding("RUN-TOKENIZER-FILES", key, str(error))]
+        return None, [finding("RUN-TOKENIZER", key, str(error))]
     except ModuleNotFoundError as error:
         return None, [missing_package(key, error.name)]
     try:
         tokenizer.encode_prompt("1 + 1 = ?")  # once here: a template that fails would fail for every row of the data
     except TokenizerError as error:
-        return None, [finding("RUN-TOKENIZER-TEMPLATE", key, str(error))]
+        return None, [finding("RUN-TOKENIZER", key, str(error))]
     except ModuleNotFoundError as error:
         return None, [missing_package(key, error.name)]
     rows = model.vocab_size if model else 0
     if 0 < rows < tokenizer.vocab_size:
         message = f"the tokenizer has {tokenizer.vocab_size} entries; the model's embedding has {rows} rows"
-        return tokenizer, [finding("RUN-TOKENIZER-VOCABULARY", key, message, "use the model's own tokenizer")]
+        return tokenizer, [finding("RUN-TOKENIZER", key, message, "use the model's own tokenizer")]
     return tokenizer, []
 
 
@@ -304,18 +228,18 @@ def _shape(shape: InitModelConfig) -> Iterator[Finding]:
     if heads % groups:
         fitting = max(n for n in range(1, min(heads, groups - 1, _MOST_HEADS) + 1) if heads % n == 0)
         message = f"{heads} query heads are not divisible by {groups} key heads"
-        yield wrong("RUN-MODEL-KEY-HEADS", "num_key_value_heads", message, fitting)
+        yield wrong("RUN-MODEL-SIZES", "num_key_value_heads", message, fitting)
     if shape.head_dim % 2:
         message = f"rotary embeddings need an even head_dim; {shape.head_dim} is odd"
-        yield wrong("RUN-MODEL-HEAD-DIM", "head_dim", message, shape.head_dim + 1)
+        yield wrong("RUN-MODEL-SIZES", "head_dim", message, shape.head_dim + 1)
     experts, each = shape.num_experts, shape.num_experts_per_tok
     if experts is not None and each > experts:
         message = f"{each} experts per token, but only {experts} experts"
-        yield wrong("RUN-MODEL-EXPERTS", "num_experts_per_tok", message, f"{experts} or less")
+        yield wrong("RUN-MODEL-SIZES", "num_experts_per_tok", message, f"{experts} or less")
     if experts is not None and shape.sees_images:
         message = "a made model has a vision tower or experts, not both"
-        yield wrong("RUN-MODEL-VISION-EXPERTS", "num_experts", message, "null")
+        yield wrong("RUN-MODEL-SIZES", "num_experts", message, "null")
     rows, entries = shape.vocab_size, _made_tokenizer(shape).vocab_size
     if rows is not None and rows < entries:
         message = f"{rows} rows cannot hold the tokenizer's {entries} entries"
-        yield wrong("RUN-MODEL-VOCABULARY", "vocab_size", message, f"{entries} or more, or null")
+        yield wrong("RUN-MODEL-SIZES", "vocab_size", message, f"{entries} or more, or null")

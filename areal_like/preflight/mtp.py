@@ -6,11 +6,12 @@ from pathlib import Path
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
+from areal_like.exclusions import find_excluded
+from areal_like.preflight.role_exclusions import PREDICTION
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import count_layers
-from areal_like.trainer.megatron.bridges.proven import MTP
 
-_SETTING, _STAGES = "megatron.train_mtp_layers", "pipeline_model_parallel_layout"
+_SETTING = "megatron.train_mtp_layers"
 
 
 def check_mtp(view: RoleView, spec: ModelSpec, layers: int) -> Iterator[Finding]:
@@ -19,8 +20,10 @@ def check_mtp(view: RoleView, spec: ModelSpec, layers: int) -> Iterator[Finding]
     `layers` is the number of such layers that config.json names.
     """
     trains = view.role == "actor" and view.backend == "megatron" and view.engine.megatron.train_mtp_layers
-    if trains and (found := _find_missing(view, layers) or _find_unsupported(view, spec, layers)):
-        yield found
+    if trains and (missing := _find_missing(view, layers)):
+        yield missing
+    elif trains:
+        yield from find_excluded(PREDICTION, view, view.key)
     if layers and not trains:
         message = f"the model's layers for multi-token prediction ({layers}) are ignored: they are not trained, "
         message += "sent to the servers or saved"
@@ -38,44 +41,6 @@ def _find_missing(view: RoleView, layers: int) -> Finding | None:
     if message is None:
         return None
     message = f"{key}=true needs a model with a layer for multi-token prediction; {message}"
-    return finding("RUN-MTP-ABSENT", key, message, f"write {key}=false, or name another model in {view.key('path')}")
-
-
-def _find_unsupported(view: RoleView, spec: ModelSpec, layers: int) -> Finding | None:
-    """Return the finding about the first setting that no test covers."""
-    key, megatron, sizes = view.key(_SETTING), view.engine.megatron, view.layout.sizes if view.layout else None
-    shared, bridge = view.key("mb_spec.share_prompts"), view.key("megatron.bridge_type")
-    weights = view.key("megatron.use_dist_checkpointing")
-    off = f"write {key}=false"
-    reasons = {
-        f"trains layers of {', '.join(MTP)}; the model is a {spec.family}": (spec.family not in MTP, off),
-        f"trains one layer; the model has {layers}": (layers > 1, off),
-        f"needs {bridge}=megatron-bridge": (
-            megatron.bridge_type != "megatron-bridge",
-            f"write {bridge}=megatron-bridge",
-        ),
-        "trains all weights of the layer; with actor.use_lora only adapters are trained": (
-            bool(view.run.actor.use_lora),
-            f"{off}, or actor.use_lora=false",
-        ),
-        f"needs the token after each token of a prompt; with {shared}=true a prompt has several": (
-            view.engine.mb_spec.share_prompts,
-            f"write {shared}=false",
-        ),
-        f"reads the layer from a checkpoint in Hugging Face form; {weights}=true": (
-            megatron.use_dist_checkpointing,
-            f"write {weights}=false",
-        ),
-        f"does not support {_STAGES} of megatron.override_transformer_config": (
-            megatron.override_transformer_config.get(_STAGES) is not None,
-            f"{off}, or leave out {_STAGES}",
-        ),
-        "does not support virtual pipelines": (
-            sizes is not None and sizes.vpp > 1,
-            f"{off}, or leave out v in {view.key('backend')}",
-        ),
-    }
-    for rule, (applies, help) in reasons.items():
-        if applies:
-            return finding("RUN-MTP-UNSUPPORTED", key, f"{key}=true {rule}", help)
-    return None
+    return finding(
+        "RUN-MTP-UNSUPPORTED", key, message, f"write {key}=false, or name another model in {view.key('path')}"
+    )

@@ -25,7 +25,7 @@ def try_overrides(views: Iterable[RoleView]) -> Iterator[Finding]:
         if view.model.latent_attention and overrides.get("apply_rope_fusion"):
             message = "Megatron-core fuses the rotary embedding of latent attention only with its own YaRN"
             key = f"{view.key(_SECTION)}.apply_rope_fusion"
-            yield finding("RUN-MEGATRON-LATENT-ROPE", key, message, "leave out apply_rope_fusion")
+            yield finding("RUN-BRIDGE", key, message, "leave out apply_rope_fusion")
             continue
         asked = Asked(engine=view.engine, sizes=layout.sizes, shape=shape_of(view.model), device=view.device)
         if asked not in asked_before:
@@ -37,7 +37,7 @@ def _find(asked: Asked, key: str) -> Iterator[Finding]:
     status, said, errors = _answer(asked.model_dump_json())
     if status:
         message = f"the overrides could not be checked with Megatron-core's TransformerConfig: {errors.strip().rpartition(chr(10))[2]}"
-        yield finding("RUN-MEGATRON-UNTRIED", key, message, severity=Severity.WARNING)
+        yield finding("RUN-MEGATRON-REFUSED", key, message, severity=Severity.WARNING)
         return
     verdict = Verdict.model_validate_json(said.splitlines()[-1])
     if verdict.words:

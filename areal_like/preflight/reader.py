@@ -8,15 +8,13 @@ from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
 from areal_like.preflight import preflight
 
-_NO_YAML = ("CONFIG-FILE", "CONFIG-YAML", "CONFIG-MAPPING", "CONFIG-CONTENT")
-
 
 def read(file: str, overrides: Sequence[str] = ()) -> ReadFile:
     """Return the findings of `--dry-run` for a file; raise FileError if it is not the YAML of a run."""
     try:
         loaded = load(file, overrides)
     except ConfigError as error:
-        unreadable = [found for found in error.findings if found.code in _NO_YAML]
+        unreadable = [found for found in error.findings if found.code == "CONFIG-FILE"]
         if unreadable:
             raise FileError("\n".join(f"{found.key}: {found.message}; {found.help}" for found in unreadable)) from error
         return ReadFile(error.findings, None, "keys and types only")

@@ -103,7 +103,7 @@ def check_resume(
     directory = path / DIRECTORY
     if not (directory / JOURNAL).exists():
         message = f"{path} holds the results of a run that wrote no checkpoints (recover.mode: off)"
-        yield finding("RUN-RESUME-NO-CHECKPOINT", "trial_name", message, help)
+        yield finding("RUN-RESUME-CHECKPOINT", "trial_name", message, help)
         return
     try:
         found, incomplete = newest(directory)
@@ -111,13 +111,13 @@ def check_resume(
         before = yaml.safe_load((path / CONFIG_FILE).read_text())
         lost = "" if found or config.recover.restart else lost_by_restart(directory, incomplete)
     except (CheckpointError, OSError, ValueError, yaml.YAMLError) as error:
-        yield finding("RUN-RESUME-UNREADABLE", "trial_name", f"the run in {path} cannot be resumed: {error}", help)
+        yield finding("RUN-RESUME-CHECKPOINT", "trial_name", f"the run in {path} cannot be resumed: {error}", help)
         return
     if lost and not is_taken(directory):
-        yield finding("RUN-RESUME-LOST", "recover.restart", lost, f"{RESTART}, or {help}")
+        yield finding("RUN-RESUME-CHECKPOINT", "recover.restart", lost, f"{RESTART}, or {help}")
     if prompts and data not in fingerprints(prompts):
         message = f"the run in {path} has other training prompts"
-        yield finding("RUN-RESUME-DATA", "train_dataset", message, f"give it the same data, or {help}")
+        yield finding("RUN-RESUME-CHANGED", "train_dataset", message, f"give it the same data, or {help}")
     yield from _changes(mask(before), mask(config.model_dump(mode="json")), path)
     if found and plan is not None:
         yield from _backends(config, plan, found.path, before)
@@ -176,7 +176,7 @@ def _backends(config: RunConfig, plan: Plan, checkpoint: Path, before: Mapping[s
             old = value_at(before, key)
             message = f"{path} is a {backend} checkpoint, which {now} cannot read"
             again = f"write {key}={old}" if old else f"give the layout as in {checkpoint.parents[1] / CONFIG_FILE}"
-            yield finding("RUN-RESUME-BACKEND", key, message, f"{again}, or choose another trial_name")
+            yield finding("RUN-RESUME-CHANGED", key, message, f"{again}, or choose another trial_name")
 
 
 def _check_ended(config: RunConfig, directory: Path, version: int, steps: int) -> Iterator[Finding]:
@@ -185,11 +185,11 @@ def _check_ended(config: RunConfig, directory: Path, version: int, steps: int) -
     if version >= steps and ended:
         message = f"the run in {directory.parent} has finished all {steps} steps"
         longer = "raise total_train_steps" + (" and write recover.mode=auto" if only_failures else "")
-        yield finding("RUN-RESUME-FINISHED", "recover.mode", message, f"{longer}, or choose another trial_name")
+        yield finding("RUN-RESUME-ENDED", "recover.mode", message, f"{longer}, or choose another trial_name")
     elif only_failures and (ended or (directory / INTERRUPTED).exists()):
         how = "finished" if ended else "was interrupted by hand"
         message = f"recover.mode=fault resumes failed runs only; the run in {directory.parent} {how}"
-        yield finding("RUN-RESUME-STOPPED", "recover.mode", message, "write recover.mode=auto to resume it")
+        yield finding("RUN-RESUME-ENDED", "recover.mode", message, "write recover.mode=auto to resume it")
 
 
 def _text(value: Any) -> str:

@@ -28,16 +28,16 @@ def _check_functions(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[F
     """Import each function, look at its parameters, and have it score the first row, if there is one."""
     if config.reward.parts and "reward" in config.reward.parts:
         message = "the metric `reward` is the sum of the parts, so a part cannot have this name"
-        yield finding("RUN-REWARD-PART-NAME", "reward.parts.reward", message, "give this part another name")
+        yield finding("RUN-REWARD-FUNCTION", "reward.parts.reward", message, "give this part another name")
     own = {key: judge.function for key, judge in config.reward.judges.items() if judge.function is not None}
     if not own:
         return
     with RewardPool(timeout_s=config.reward.timeout_s, workers=1, memory_mb=config.reward.memory_mb) as pool:
         for key, reference in own.items():
             if found := _problem(pool, reference, prompts, _group_sizes(config)):
-                code, problem, is_late = found
+                problem, is_late = found
                 help = "correct the function, or raise reward.timeout_s" if is_late else "correct the function"
-                yield finding(code, f"{key}.function", problem, help)
+                yield finding("RUN-REWARD-FUNCTION", f"{key}.function", problem, help)
 
 
 def _group_sizes(config: RunConfig) -> Sequence[int]:
@@ -49,19 +49,19 @@ def _group_sizes(config: RunConfig) -> Sequence[int]:
 
 def _problem(
     pool: RewardPool, reference: str, prompts: Sequence[Prompt], compared: Sequence[int]
-) -> tuple[str, str, bool] | None:
-    """Return the code, a line about a function's error, and whether a call of it took too long.
+) -> tuple[str, bool] | None:
+    """Return a line about a function's error, and whether a call of it took too long.
 
     A function that compares is tried with each number of responses.
     """
     try:
         function = Portable.pack(reference)
     except UserCodeError as error:
-        return "RUN-REWARD-IMPORT", str(error), False
+        return str(error), False
     compares = pool.call_and_wait(functools.partial(functions.group_test, function))
     if isinstance(compares, Failure):
         limit = f"it cannot be imported within {IMPORT_LIMIT_S:g} s"
-        return "RUN-REWARD-IMPORT", limit if compares.cause is Cause.TIMED_OUT else compares.message, False
+        return limit if compares.cause is Cause.TIMED_OUT else compares.message, False
     if not prompts:
         return None
     first = prompts[0]
@@ -71,5 +71,5 @@ def _problem(
         if isinstance(outcome, Failure):
             of_them = f", {number} of its responses" if compares else ""
             problem = f"row {first.sample_id + 1}{of_them}: {outcome.message}"
-            return "RUN-REWARD-FUNCTION", problem, outcome.cause is Cause.TIMED_OUT
+            return problem, outcome.cause is Cause.TIMED_OUT
     return None

@@ -7,9 +7,10 @@ from allocation.model_spec import ModelSpec
 from areal_like.config.findings import finding
 from areal_like.config.schema import RunConfig, TrainerRole
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec
-from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.preflight.role_exclusions import ROLE
 from areal_like.preflight.view import RoleView
 
 
@@ -29,40 +30,16 @@ def find_role_models(
         if section.path is not None and own is not None and own.vocab_size < entries:
             message = f"the tokenizer has {entries} entries; this model's embedding has {own.vocab_size} rows"
             help = "use a model with the actor's vocabulary"
-            findings.append(finding("RUN-TOKENIZER-ROLE", f"{role}.path", message, help))
+            findings.append(finding("RUN-TOKENIZER", f"{role}.path", message, help))
     return specs, findings
 
 
 def check_roles(views: Sequence[RoleView]) -> Iterator[Finding]:
     """Check each role against its bridge and Megatron-core; a setting that roles share is reported once."""
     yield from dict.fromkeys(found for view in views for found in _check_role(view))
-    yield from check_shared_prompts(views)
 
 
 def _check_role(view: RoleView) -> Iterator[Finding]:
     yield from check_model(view)
     yield from check_trainer_options(view)
-    if view.role == "critic" and view.engine.dtype == "float16":
-        message = "the critic's value head is float32, and its gradients would overflow beside those of float16"
-        yield finding("RUN-CRITIC-FLOAT16", view.key("dtype"), message, "write critic.dtype=bfloat16")
-    if view.role == "critic" and view.backend in ("megatron", None):
-        yield from _check_value_head(view)
-
-
-def _check_value_head(view: RoleView) -> Iterator[Finding]:
-    """Check settings that fail in Megatron-core when one parameter of a bfloat16 model is float32.
-
-    Its optimizer of whole states has no checkpoint of it. Transformer Engine's kernel of the norm takes all gradients
-    as of the first one's data type (`clip_grads.py`, 0.19.2).
-    """
-    megatron, saves = view.engine.megatron, view.run.recover.mode != "off"
-    if view.engine.dtype == "bfloat16" and not megatron.use_distributed_optimizer and saves:
-        key = view.key("megatron.use_distributed_optimizer")
-        message = (
-            "checkpoints (recover.mode) cannot hold the optimizer state of the critic's float32 value head without it"
-        )
-        yield finding("RUN-MEGATRON-CRITIC-STATE", key, message, f"write {key}=true")
-    if view.engine.dtype == "bfloat16" and megatron.main_grads_dtype == "bfloat16":
-        key = view.key("megatron.main_grads_dtype")
-        message = "bfloat16 conflicts with the critic's float32 value head: gradient clipping assumes one data type"
-        yield finding("RUN-MEGATRON-CRITIC-GRADIENTS", key, message, f"write {key}=float32")
+    yield from find_excluded(ROLE, view, view.key)

@@ -25,7 +25,7 @@ def check_sandbox(config: RunConfig, *, dry_run: bool = False) -> Iterator[Findi
         for key, is_optional in wanted.items():
             if not is_optional:
                 message = "the workflow has a parameter `sandbox`, and episode.sandbox is null"
-                yield finding("RUN-SANDBOX-NEEDED", key, message, "set episode.sandbox={} for bubblewrap")
+                yield finding("RUN-SANDBOX", key, message, "set episode.sandbox={} for bubblewrap")
         return
     if not wanted:
         yield warn_ignored(_KEY, "no workflow has a parameter `sandbox`")
@@ -43,7 +43,7 @@ def _backend(settings: SandboxConfig, *, dry_run: bool) -> Iterator[Finding]:
         return
     if name in CONTAINER_TOOLS and settings.image is None:
         help = f"name an image that `{name} images` lists"
-        yield finding("RUN-SANDBOX-IMAGE", "episode.sandbox.image", f"{name} needs an image, and none is set", help)
+        yield finding("RUN-SANDBOX", "episode.sandbox.image", f"{name} needs an image, and none is set", help)
         return
     program = PROGRAM if name == "bubblewrap" else name
     if dry_run:
@@ -52,7 +52,7 @@ def _backend(settings: SandboxConfig, *, dry_run: bool) -> Iterator[Finding]:
         others = [other for other in SHIPPED if shutil.which(PROGRAM if other == "bubblewrap" else other)]
         instead = f", or set {_BACKEND}={others[0]}" if others else ""
         help = f"install it, for example with `apt-get install {name}`{instead}"
-        yield finding("RUN-SANDBOX-MISSING", _BACKEND, f"{name} ({program}) is not installed on this host", help)
+        yield finding("RUN-SANDBOX", _BACKEND, f"{name} ({program}) is not installed on this host", help)
         return
     yield from _start(recipe)
 
@@ -68,9 +68,9 @@ def _start(recipe: Recipe) -> Iterator[Finding]:
         help = "correct this, or set another backend"
         if "namespace" in str(error) or "permitted" in str(error):
             help = "allow user namespaces (as root in a container: the capability SYS_ADMIN), or set another backend"
-        yield finding("RUN-SANDBOX-START", _BACKEND, f"{name} cannot start a sandbox: {error}", help)
+        yield finding("RUN-SANDBOX", _BACKEND, f"{name} cannot start a sandbox: {error}", help)
 
 
 def _not_a_backend(name: str, error: UserCodeError) -> Finding:
     help = f"choose one of {', '.join(SHIPPED)}, or name a class of yours (docs/workflows.md)"
-    return finding("RUN-SANDBOX-BACKEND", _BACKEND, f"{name} cannot be used: {error}", help)
+    return finding("RUN-SANDBOX", _BACKEND, f"{name} cannot be used: {error}", help)

@@ -34,6 +34,4 @@ def check_served_family(device: Device, spec: ModelSpec, key: str) -> Iterator[F
     """Check that SGLang serves the family on the device."""
     if device == "cpu" and spec.family in ON_GPUS_ALONE:
         message = f"SGLang serves a {spec.family} on GPUs only: its CPU server lacks kernels of this family"
-        yield finding(
-            "RUN-CPU-FAMILY", key, message, "set device=cuda, or use a model of another family, such as a qwen3"
-        )
+        yield finding("RUN-CPU", key, message, "set device=cuda, or use a model of another family, such as a qwen3")

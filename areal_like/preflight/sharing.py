@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator, Mapping
 
-from allocation.diagnostics import Finding, Severity
+from allocation.diagnostics import Finding
 from allocation.hardware import GIB
 from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
@@ -15,7 +15,6 @@ from areal_like.preflight.machine import gpu_count
 from areal_like.types import Device
 
 _KEY = "rollout.sharing"
-_STAY = f"write {_KEY}=resident"
 
 
 def check_sharing(config: RunConfig, device: Device, plan: Plan | None) -> Iterator[Finding]:
@@ -24,8 +23,9 @@ def check_sharing(config: RunConfig, device: Device, plan: Plan | None) -> Itera
         return
     if config.weight_update.mode == "ipc":
         yield from _exporting_ranks(plan)
-    if config.rollout.alternates:
-        yield from _turns(config, device, plan)
+    saves = importlib.util.find_spec("torch_memory_saver") is not None
+    if config.rollout.alternates and device == "cuda" and gpu_count() and not saves:
+        yield missing_package(_KEY, "torch-memory-saver")
 
 
 def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
@@ -41,23 +41,6 @@ def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
             "write weight_update.mode=collective, or use a layout in which servers and actor share all GPUs, such as "
         )
         yield finding("RUN-SHARING-IPC", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
-
-
-def _turns(config: RunConfig, device: Device, plan: Plan) -> Iterator[Finding]:
-    actor, rollout = plan.engine("actor"), plan.engine("rollout")
-    if device == "cpu":
-        yield finding("RUN-SHARING-CPU", _KEY, f"{_KEY}=alternate needs GPUs (device=cuda)", _STAY)
-    elif gpu_count() and importlib.util.find_spec("torch_memory_saver") is None:
-        yield missing_package(_KEY, "torch-memory-saver")
-    if set(actor.devices) != set(rollout.devices):
-        message = f"{actor.text} and {rollout.text} use different GPUs; {_KEY}=alternate needs the same GPUs for both"
-        yield finding("RUN-SHARING-GPUS", _KEY, message, f"{_STAY}, or place both on all GPUs: sglang:…|megatron:…")
-    if config.workflows:
-        message = "the time limit of an episode includes the trainer's time slices"
-        yield finding("RUN-SHARING-EPISODES", "episode.timeout_s", message, severity=Severity.WARNING)
-    if config.weight_update.requests == "drain":
-        message = "drain waits for running requests, and a time slice of the trainer starts while requests run"
-        yield finding("RUN-SHARING-DRAIN", "weight_update.requests", message, nearest=["in_place", "recompute"])
 
 
 def describe_sharing(

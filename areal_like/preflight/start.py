@@ -19,25 +19,20 @@ def check_start(view: RoleView, model: ModelSpec) -> Iterator[Finding]:
     """Check that the directory is a whole Megatron checkpoint of the role's model."""
     megatron = view.engine.megatron
     key, switch = view.key("megatron.dist_checkpointing_path"), view.key("megatron.use_dist_checkpointing")
-    if not megatron.use_dist_checkpointing:
-        return
-    if view.backend == "fsdp":
-        message = f"the FSDP trainer starts from Hugging Face weights ({view.key('path')})"
-        help = f"write {switch}=false; areal-like convert-checkpoint makes them"
-        yield finding("RUN-START-FSDP", switch, message, help)
+    if not megatron.use_dist_checkpointing or view.backend == "fsdp":
         return
     if megatron.dist_checkpointing_path is None:
         message = "use_dist_checkpointing=true needs the directory of a Megatron checkpoint, and none is set"
-        yield finding("RUN-START-PATH", key, message, f"name its directory, or write {switch}=false")
+        yield finding("RUN-START", key, message, f"name its directory, or write {switch}=false")
         return
     path = Path(megatron.dist_checkpointing_path)
     try:
         tensors = read_weights(path).tensors
     except CheckpointError as error:
-        yield finding("RUN-START-UNREADABLE", key, str(error), _HELP)
+        yield finding("RUN-START", key, str(error), _HELP)
         return
     for difference in [*_of_config(path, model), *_of_tensors(tensors, model)][:1]:
-        yield finding("RUN-START-MODEL", key, f"{path} belongs to another model: {difference}", _HELP)
+        yield finding("RUN-START", key, f"{path} belongs to another model: {difference}", _HELP)
 
 
 def _of_config(path: Path, model: ModelSpec) -> Iterator[str]:

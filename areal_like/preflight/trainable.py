@@ -77,7 +77,7 @@ def _read(model: str) -> tuple[ModelSpec | None, Mapping[str, Any], list[Finding
             return None, {}, findings
         if not weights:
             message = f"{model} has no weights (*.safetensors); only its config.json was checked"
-            findings.append(finding("RUN-WEIGHTS-MISSING", _KEY, message, severity=Severity.NOTE))
+            findings.append(finding("RUN-WEIGHTS", _KEY, message, severity=Severity.NOTE))
     try:
         config, name = read_config(model, download=False)
         spec, _ = find_shape(config, name)

@@ -1,7 +1,8 @@
 """A role on trainer ranks as the checks see it: its settings, its model, its layout, and the keys that set them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
@@ -17,7 +18,7 @@ class RoleView:
     """A role on trainer ranks; `engine` has the actor's settings where the role has none of its own.
 
     `model` is None where its files cannot be read, `layout` where the run's layout has an error. `image_share` is the
-    share of images in the tokens of the prompt that has the most.
+    share of images in the tokens of the prompt that has the most, `description` the config.json where that is checked.
     """
 
     run: RunConfig
@@ -27,6 +28,7 @@ class RoleView:
     model: ModelSpec | None = None
     layout: EnginePlan | None = None
     image_share: float = 0.0
+    description: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, setting: str) -> str:
         """Return the dotted key of a setting: in the role's section if it sets the setting, else in the actor's."""

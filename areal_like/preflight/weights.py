@@ -25,7 +25,7 @@ def check_weights(directory: Path, model: ModelSpec, key: str = "actor.path") ->
     embedding = min((name for name in shapes if name.endswith(_EMBEDDING)), key=len, default=None)
     if embedding is None:
         problem = f"{directory} has no {_EMBEDDING} in its weights"
-        raise _wrong(key, "RUN-WEIGHTS-EMBEDDING", problem, "save the whole model there")
+        raise _wrong(key, problem, "save the whole model there")
     found, wanted = shapes[embedding], (model.vocab_size, model.hidden_size)
     if found != wanted:
         raise _mismatch(key, directory, f"{embedding} is {_size(found)}", f"vocab_size x hidden_size = {_size(wanted)}")
@@ -60,7 +60,7 @@ def check_tensors(
     remedy = "save the model with transformers (save_pretrained), or use a model of another family"
     if missing := sorted(tensors.keys() - shapes.keys()):
         problem = f"{directory} has no {missing[0]}{_more(missing)}, which transformers' model has"
-        raise _wrong(key, "RUN-WEIGHTS-FAMILY", problem, remedy)
+        raise _wrong(key, problem, remedy)
     for name, wanted in tensors.items():
         if shapes[name] != wanted:
             found = f"{name} is {_size(shapes[name])}"
@@ -68,7 +68,7 @@ def check_tensors(
     beyond = sorted(shapes.keys() - tensors.keys() - set(tied))
     if beyond := [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]:
         problem = f"{directory} has {beyond[0]}{_more(beyond)}, which transformers' model does not have"
-        raise _wrong(key, "RUN-WEIGHTS-FAMILY", problem, remedy)
+        raise _wrong(key, problem, remedy)
 
 
 def _more(names: Sequence[str]) -> str:
@@ -93,14 +93,14 @@ def weight_files(directory: Path, key: str) -> list[Path]:
             return [whole]
         if files := [file for file in sorted(directory.glob("*.safetensors")) if not file.name.startswith(_BESIDE)]:
             return files
-        raise _wrong(key, "RUN-WEIGHTS-MISSING", f"{directory} has no weights: no *.safetensors file", remedy)
+        raise _wrong(key, f"{directory} has no weights: no *.safetensors file", remedy)
     try:
         files = sorted(directory / name for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _wrong(key, "RUN-WEIGHTS-INDEX", f"{index} cannot be read: {error}", remedy) from error
+        raise _wrong(key, f"{index} cannot be read: {error}", remedy) from error
     for file in files:
         if not file.is_file():
-            raise _wrong(key, "RUN-WEIGHTS-MISSING", f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
+            raise _wrong(key, f"{directory} lacks {file.name}, which {_INDEX} names", remedy)
     return files
 
 
@@ -113,17 +113,17 @@ def _read_shapes(directory: Path, key: str) -> dict[str, tuple[int, ...]]:
                 shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             problem = f"{file} is truncated or not a safetensors file: {error}"
-            raise _wrong(key, "RUN-WEIGHTS-TORN", problem, "copy or download it again") from error
+            raise _wrong(key, problem, "copy or download it again") from error
     return shapes
 
 
-def _wrong(key: str, code: str, problem: str, remedy: str) -> ConfigError:
-    return ConfigError([finding(code, key, problem, remedy)])
+def _wrong(key: str, problem: str, remedy: str) -> ConfigError:
+    return ConfigError([finding("RUN-WEIGHTS", key, problem, remedy)])
 
 
 def _mismatch(key: str, directory: Path, found: str, wanted: str) -> ConfigError:
     remedy = "keep config.json and the weights of one model together"
-    return _wrong(key, "RUN-WEIGHTS-MISMATCH", f"{directory}: {found}, but config.json has {wanted}", remedy)
+    return _wrong(key, f"{directory}: {found}, but config.json has {wanted}", remedy)
 
 
 def _size(shape: tuple[int, ...]) -> str:

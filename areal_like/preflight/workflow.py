@@ -28,9 +28,9 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
             levels[key] = level_of(load_object(reference))
             Portable.pack(reference)
         except UserCodeError as error:
-            yield finding("RUN-WORKFLOW-LOAD", key, str(error))
+            yield finding("RUN-WORKFLOW", key, str(error))
         except WorkflowError as error:
-            yield finding("RUN-WORKFLOW-FORM", key, f"{reference} cannot be called: {error}")
+            yield finding("RUN-WORKFLOW", key, f"{reference} cannot be called: {error}")
     yield from check_branches(config, per_group=levels.get("workflow") == "group")
     if not config.workflows:
         return
@@ -48,9 +48,7 @@ def check_workflow(config: RunConfig, *, dry_run: bool = False) -> Iterator[Find
     if name is not None and name not in known:
         help = f"choose one of {', '.join(known)}"
         message = f"SGLang has no tool-call parser {name!r}"
-        yield finding(
-            "RUN-WORKFLOW-TOOL-PARSER", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known)
-        )
+        yield finding("RUN-WORKFLOW", "episode.tool_call_parser", message, help, nearest=nearest_words(name, known))
 
 
 def plays_groups(reference: str) -> bool:
@@ -65,7 +63,7 @@ def _endpoint(episode: EpisodeConfig, *, dry_run: bool) -> Iterator[Finding]:
     """Check that the endpoint can listen on its address, and that its certificate and key belong together."""
     if host_problem := None if dry_run else _host_problem(episode.endpoint_host):
         help = "name an address of this host, or write episode.endpoint_host=auto"
-        yield finding("RUN-ENDPOINT-HOST", "episode.endpoint_host", host_problem, help)
+        yield finding("RUN-ENDPOINT", "episode.endpoint_host", host_problem, help)
     certificate, key = episode.endpoint_certificate, episode.endpoint_key
     if certificate is None and key is None:
         return
@@ -81,7 +79,7 @@ def _endpoint(episode: EpisodeConfig, *, dry_run: bool) -> Iterator[Finding]:
             "set episode.endpoint_certificate and episode.endpoint_key to PEM files of one certificate, with the key not "
             "encrypted, or both to null"
         )
-        yield finding("RUN-ENDPOINT-TLS", "episode.endpoint_certificate", problem, help)
+        yield finding("RUN-ENDPOINT", "episode.endpoint_certificate", problem, help)
 
 
 def _host_problem(host: str | None) -> str | None:

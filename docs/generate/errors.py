@@ -10,6 +10,8 @@ from allocation import codes
 from allocation.codes import Explanation
 from allocation.registry import RULES
 from areal_like.config.codes import by_subject
+from areal_like.exclusions import describe_rows
+from areal_like.preflight.exclusion_table import exclusion_table
 
 PAGE = Path(__file__).parents[1] / "errors.md"
 CHAPTERS: dict[str, str] = runpy.run_path(str(Path(__file__).with_name("rules.py")))["CHAPTERS"]
@@ -28,7 +30,8 @@ error[CONFIG-UNKNOWN-KEY] in actor.bakend (run.yaml:12): unknown key
 
 `areal-like explain-code CODE` prints an entry of this page, `allocation explain-code CODE` those that begin with `ALLOC-` or
 `CONVERT-`. Examples of `RUN-` and `CONFIG-` codes are overrides, one per line, of a small run on the CPU. Paths such as
-`models/qwen3-fp8` stand for files of that kind. [Rules](rules.md) lists the rules of the layout with their sources.
+`models/qwen3-fp8` stand for files of that kind. A table lists the features that exclude each other, by the
+exclusion table (`areal_like/preflight/exclusions.py`, `role_exclusions.py`, and the folders of capabilities). [Rules](rules.md) lists the rules of the layout with their sources.
 
 ## Contents
 """
@@ -65,7 +68,10 @@ def _anchor(heading: str) -> str:
 
 def _entry(entry: Explanation) -> str:
     example = f"```text\n{entry.example}\n```"
-    return f"\n### {entry.code}\n\n**{entry.title}.** {entry.cause}\n\n{example}\n\nFix: {entry.fix}\n"
+    rows = list(describe_rows(exclusion_table(), entry.code))
+    head = ["\n| Not together | Because | Set |", "|---|---|---|"] if rows else []
+    table = "".join(f"{line}\n" for line in [*head, *(f"| {' | '.join(row)} |" for row in rows)])
+    return f"\n### {entry.code}\n\n**{entry.title}.** {entry.cause}\n\n{example}\n\nFix: {entry.fix}\n{table}"
 
 
 if __name__ == "__main__":

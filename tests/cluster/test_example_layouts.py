@@ -154,11 +154,11 @@ def check(cluster: ExistingCluster, plan: Plan, **env: str) -> list[tuple[str, s
 
 def test_an_existing_cluster_that_is_too_small(four_nodes: ExistingCluster) -> None:
     assert check(four_nodes, compiled("sglang:d16t2", Cluster(4, 8))) == []
-    ((_, key, message, _),) = check(four_nodes, compiled("sglang:d20t2", Cluster(5, 8)))
+    ((key, message, _),) = check(four_nodes, compiled("sglang:d20t2", Cluster(5, 8)))
     assert key == "cluster.n_nodes"
     assert "the plan asks for 5 nodes with 8 CPU, 8 GPU" in message
     assert "the cluster has 4 nodes with 8 CPU, 8 GPU" in message
-    ((_, key, message, _),) = check(four_nodes, compiled("sglang:d1@8", Cluster(1, 16)))
+    ((key, message, _),) = check(four_nodes, compiled("sglang:d1@8", Cluster(1, 16)))
     assert "the plan asks for 1 node with 1 CPU, 9 GPU" in message
     # Four of these fit on two nodes, but not where `@` makes each plan node one of the cluster's.
     assert check(four_nodes, compiled("sglang:d5t4", Cluster(5, 4))) == []
@@ -167,13 +167,13 @@ def test_an_existing_cluster_that_is_too_small(four_nodes: ExistingCluster) -> N
 
 def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = compiled("megatron:d1", Cluster(1, 8))
-    ((_, key, message, _),) = check(four_nodes, plan, RAY_AUTH_TOKEN="0" * 64)
+    ((key, message, _),) = check(four_nodes, plan, RAY_AUTH_TOKEN="0" * 64)
     assert key == "scheduler.address" and "its authentication token is not this process's" in message
     nobody = SchedulerConfig(type="ray", address="127.0.0.1:1")
-    ((_, key, message, _),) = check_existing(nobody, plan, uses_gpus=True)
+    ((key, message, _),) = check_existing(nobody, plan, uses_gpus=True)
     assert key == "scheduler.address" and "nothing answers at 127.0.0.1:1" in message
     monkeypatch.setattr("areal_like.cluster.resources.ASK_LIMIT_S", 0.1)
-    ((_, key, message, _),) = check(four_nodes, plan)
+    ((key, message, _),) = check(four_nodes, plan)
     assert key == "scheduler.address" and "did not list its nodes within 0.1 s" in message
 
 

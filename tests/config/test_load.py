@@ -152,10 +152,10 @@ def test_a_missing_key_is_named(write):
 @pytest.mark.parametrize(
     ("text", "code", "place"),
     [
-        ("seed: [1\n", "CONFIG-YAML", ":2"),
-        ("seed: 1\nseed: 2\n", "CONFIG-YAML", ":2"),
-        ("- 1\n", "CONFIG-MAPPING", ""),
-        ("a: {b: 1\n\n\n", "CONFIG-YAML", ":4"),
+        ("seed: [1\n", "CONFIG-FILE", ":2"),
+        ("seed: 1\nseed: 2\n", "CONFIG-FILE", ":2"),
+        ("- 1\n", "CONFIG-FILE", ""),
+        ("a: {b: 1\n\n\n", "CONFIG-FILE", ":4"),
     ],
 )
 def test_broken_yaml_is_located(write, text, code, place):

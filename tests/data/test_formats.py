@@ -326,7 +326,7 @@ def test_a_prompt_that_is_json_text_of_messages_is_a_conversation(tmp_path, talk
 def test_text_that_looks_like_messages_and_is_not_a_list_of_them_is_refused(tmp_path, text):
     with pytest.raises(DatasetError) as caught:
         load_prompts(DatasetConfig(path=str(write_jsonl([{"question": text}], tmp_path))), PLAIN, None)
-    assert caught.value.code == "RUN-DATASET-PROMPT" and "json.dumps" in caught.value.remedy
+    assert caught.value.code == "RUN-DATASET-ROW" and "json.dumps" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def prompts(folder: Path, talk: Any, tokenizer: Tokenizer = CHAT, **keys: Any) -
 def test_a_last_message_of_the_assistant_is_refused_without_a_key(tmp_path, talk, tokenizer):
     with pytest.raises(DatasetError) as caught:
         prompts(tmp_path, talk, tokenizer)
-    assert (caught.value.code, caught.value.field) == ("RUN-DATASET-ASSISTANT", "last_assistant")
+    assert (caught.value.code, caught.value.field) == ("RUN-DATASET-ROW", "last_assistant")
     assert "last_assistant=drop" in caught.value.remedy and "last_assistant=continue" in caught.value.remedy
 
 
@@ -395,4 +395,4 @@ def test_what_cannot_be_continued_or_dropped_is_refused(tmp_path, last, how):
     talk = [{"role": "assistant", "content": "Hi"}] if last is None else [*TALK, {"role": "assistant", **last}]
     with pytest.raises(DatasetError) as caught:
         prompts(tmp_path, talk, last_assistant=how)
-    assert caught.value.code in ("RUN-DATASET-ASSISTANT", "RUN-DATASET-PROMPT") and caught.value.remedy
+    assert caught.value.code in ("RUN-DATASET-ROW", "RUN-DATASET-ROW") and caught.value.remedy

@@ -95,7 +95,7 @@ def test_a_folder_with_several_splits_has_the_rows_of_one(tmp_path):
     assert questions(str(tmp_path / "by_folder"), split="validation") == ["4"]
     with pytest.raises(DatasetError, match="files of the splits test, train, and none of validation") as caught:
         questions(str(tmp_path / "by_name"), split="validation")
-    assert (caught.value.field, caught.value.code) == ("split", "RUN-DATASET-SPLIT")
+    assert (caught.value.field, caught.value.code) == ("split", "RUN-DATASET-FILE")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_files_that_cannot_be_found_are_named(tmp_path, files, path, words):
     paths = [str(tmp_path / each) for each in path] if isinstance(path, list) else str(tmp_path / path)
     with pytest.raises(DatasetError, match=words) as caught:
         questions(paths)
-    assert caught.value.code == "RUN-DATASET-PATH" and caught.value.remedy
+    assert caught.value.code == "RUN-DATASET-FILE" and caught.value.remedy
 
 
 def test_a_list_has_a_file(tmp_path):

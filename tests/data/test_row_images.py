@@ -150,7 +150,7 @@ def test_a_model_of_text_refuses_images_and_ignores_an_empty_column(tmp_path):
     text = Tokenizer.make("bytes")
     with pytest.raises(DatasetError, match="model takes text only") as raised:
         load(text, jsonl(tmp_path, {"question": "<image>", "images": ["one.png"]}))
-    assert raised.value.code == "RUN-DATASET-IMAGES-MODEL"
+    assert raised.value.code == "RUN-DATASET-IMAGES"
     assert len(load(text, jsonl(tmp_path, {"question": "<image>", "images": ["one.png"]}), image_field=None)) == 1
     assert len(load(text, jsonl(tmp_path, {"question": "<image>", "images": []}))) == 1
 

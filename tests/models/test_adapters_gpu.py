@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 from allocation.adapters import merged_parameters
 from allocation.model_spec import load_model
 from areal_like.config.schema import ALL_LINEAR
-from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS
+from areal_like.preflight.exclusions import SERVED, SERVED_EXPERTS
 from areal_like.rollout.sglang.adapters import ONLY
 from areal_like.rollout.sglang.server import ADAPTERS, OPEN_EXPORTED
 from areal_like.trainer.engine import LoRA

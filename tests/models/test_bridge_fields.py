@@ -55,5 +55,5 @@ def test_what_is_computed_alike_is_trained(config):
 def test_sinks_are_not_computed_by_several_context_parallel_ranks(window):
     config = {"model_type": "gpt_oss", "sliding_window": window}
     (problem,) = bridge_problems("megatron-bridge", config, ParallelSizes(cp=2, edp=2))
-    assert (problem.code, problem.field) == ("RUN-BRIDGE-WINDOW", "actor.backend")
+    assert problem.field == "actor.backend"
     assert problem.remedy == "write c1 for attention"

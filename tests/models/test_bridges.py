@@ -159,7 +159,7 @@ def test_the_field_and_what_would_do_are_named(config, bridge, field, words):
 def test_a_window_is_not_shared_by_context_parallel_ranks():
     config = {"model_type": "mistral", "sliding_window": 8}
     (problem,) = bridge_problems("megatron-bridge", config, ParallelSizes(cp=2, edp=2))
-    assert (problem.code, problem.field) == ("RUN-BRIDGE-WINDOW", "actor.backend")
+    assert problem.field == "actor.backend"
     assert not list(bridge_problems("megatron-bridge", config, ONE))
     assert not list(bridge_problems("megatron-bridge", {**config, "sliding_window": None}, ParallelSizes(cp=2, edp=2)))
 

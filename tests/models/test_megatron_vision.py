@@ -200,12 +200,12 @@ BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
         ("qwen3_5", ["actor.backend=megatron:d2", BRIDGE], []),
         ("qwen3_5_moe", ["actor.backend=megatron:(attn:d2|ffn:e2)", BRIDGE], []),
         ("qwen3_vl_moe", ["actor.backend=megatron:(attn:d2|ffn:e2)", BRIDGE, "actor.mb_spec.share_prompts=true"], []),
-        ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES-MEGATRON actor.megatron.bridge_type"]),
+        ("qwen3_vl", ["actor.backend=megatron:d2"], ["RUN-IMAGES actor.megatron.bridge_type"]),
         ("qwen3_vl", ["actor.backend=megatron:d2", BRIDGE, "actor.use_lora=true"], []),
         (
             "qwen3_vl",
             ["actor.backend=megatron:d1p3", BRIDGE],
-            ["RUN-IMAGES-MEGATRON actor.backend"],
+            ["RUN-IMAGES actor.backend"],
         ),
         (
             "qwen3_vl",
@@ -213,12 +213,12 @@ BRIDGE = "actor.megatron.bridge_type=megatron-bridge"
                 *("actor.backend=megatron:d1", BRIDGE, "actor.megatron.recompute_granularity=full"),
                 *("actor.megatron.recompute_method=uniform", "actor.megatron.recompute_num_layers=1"),
             ],
-            ["RUN-IMAGES-MEGATRON actor.megatron.recompute_granularity"],
+            ["RUN-IMAGES actor.megatron.recompute_granularity"],
         ),
         (
             "qwen3_5",
             ["actor.backend=megatron:d2", BRIDGE, "actor.mb_spec.share_prompts=true"],
-            ["RUN-SHARED-PROMPTS-LINEAR actor.mb_spec.share_prompts"],
+            ["RUN-SHARED-PROMPTS actor.mb_spec.share_prompts"],
         ),
     ],
 )

@@ -217,14 +217,14 @@ OVERRIDES = "actor.megatron.override_transformer_config"
     [
         ("deepseek_v3", [BRIDGE], None),
         ("glm4_moe", [BRIDGE, "actor.backend=megatron:d1p2"], None),
-        ("glm4_moe", [], "needs actor.megatron.bridge_type=megatron-bridge"),
-        ("glm4_moe", [BRIDGE, "actor.mb_spec.share_prompts=true"], "actor.mb_spec.share_prompts=true"),
-        ("glm4_moe", [BRIDGE, "actor.use_lora=true", "actor.target_modules=[q_proj]"], "only adapters are trained"),
+        ("glm4_moe", [], "only megatron-bridge converts the layer"),
+        ("glm4_moe", [BRIDGE, "actor.mb_spec.share_prompts=true"], "several next tokens"),
+        ("glm4_moe", [BRIDGE, "actor.use_lora=true", "actor.target_modules=[q_proj]"], "all weights of the layer"),
         ("minimax_m2", [BRIDGE], "the model is a minimax_m2"),
         (
             "glm4_moe",
             [BRIDGE, "actor.backend=megatron:d1p2", f"{OVERRIDES}.pipeline_model_parallel_layout='Et|tL'"],
-            "does not support pipeline_model_parallel_layout",
+            "the layer is on the last stage",
         ),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_model_without_the_layer_is_refused(checks, tiny, tmp_path):
     tensors = load_file(path / "model.safetensors")
     save_file({key: t for key, t in tensors.items() if not key.startswith(PREFIX)}, path / "model.safetensors")
     (error,) = checks.errors(path, TRAIN, BRIDGE)
-    assert error.startswith("RUN-MTP-ABSENT actor.megatron.train_mtp_layers") and "the weights in" in error
+    assert error.startswith("RUN-MTP-UNSUPPORTED actor.megatron.train_mtp_layers") and "the weights in" in error
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 0}))
     (error,) = checks.errors(path, TRAIN, BRIDGE)

@@ -145,15 +145,15 @@ def test_a_critic_of_a_model_with_images_has_values(ranks, tiny_vlm):
         ("qwen2_5_vl", ["actor.backend=fsdp:d2"], []),
         ("qwen3_vl", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
         ("gemma3", ["actor.backend=fsdp:d2"], []),
-        ("gemma3", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
-        ("gemma3", ["actor.backend=fsdp:d1t2"], ["RUN-FSDP-TENSOR"]),
-        ("gemma3", ["actor.backend=fsdp:d2", "actor.mb_spec.share_prompts=true"], ["RUN-SHARED-PROMPTS-FSDP"]),
-        ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES-FAMILY"]),
+        ("gemma3", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP"]),
+        ("gemma3", ["actor.backend=fsdp:d1t2"], ["RUN-FSDP"]),
+        ("gemma3", ["actor.backend=fsdp:d2", "actor.mb_spec.share_prompts=true"], ["RUN-SHARED-PROMPTS"]),
+        ("gemma3", ["actor.backend=megatron:d2"], ["RUN-IMAGES"]),
         ("qwen3_vl", ["actor.backend=fsdp:d2", "actor.use_lora=true"], []),
         ("qwen3_5", ["actor.backend=fsdp:d2"], []),
         ("qwen3_5_moe", ["actor.backend=fsdp:d2"], []),
         ("qwen3_vl_moe", ["actor.backend=fsdp:d1c2", "actor.mb_spec.share_prompts=true"], []),
-        ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP-CONTEXT"]),
+        ("qwen3_5", ["actor.backend=fsdp:d1c2"], ["RUN-FSDP"]),
     ],
 )
 def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, tmp_path, family, settings, codes):
@@ -170,12 +170,12 @@ def test_a_run_starts_where_the_model_is_proven(checks, tiny_vlm, tmp_path, fami
 def test_triton_alone_computes_whole_images_on_gpus(checks, tiny_vlm, attention, device, refused):
     settings = ["actor.backend=fsdp:d2", "actor.dtype=bfloat16", f"sglang.attention_backend={attention}"]
     errors = checks.errors(tiny_vlm("gemma3"), *settings, device=device)
-    assert [error.partition(":")[0] for error in errors] == ["RUN-IMAGES-ATTENTION sglang.attention_backend"] * refused
+    assert [error.partition(":")[0] for error in errors] == ["RUN-IMAGES sglang.attention_backend"] * refused
 
 
 def test_whole_images_are_refused_on_megatron(checks, tiny_vlm):
     (error,) = checks.errors(tiny_vlm("gemma3"), "actor.backend=megatron:d2", "actor.dtype=bfloat16", device="cuda")
-    assert error.startswith("RUN-IMAGES-FAMILY actor.path")
+    assert error.startswith("RUN-IMAGES actor.path")
     assert error.endswith("which Megatron-core does not support in packed sequences")
 
 
@@ -193,16 +193,14 @@ def test_servers_compute_the_deepstack_layers(checks, tiny_vlm, tmp_path, backen
     path = with_deepstack(tiny_vlm(family), tmp_path / "model", number)
     settings = [f"actor.backend={backend}", "actor.megatron.bridge_type=megatron-bridge"]
     errors = [error for error in checks.errors(path, *settings) if error.startswith("RUN-IMAGES")]
-    assert [why in error and error.startswith("RUN-IMAGES-DEEPSTACK actor.path") for error in errors] == [True] * bool(
-        why
-    )
+    assert [why in error and error.startswith("RUN-IMAGES actor.path") for error in errors] == [True] * bool(why)
 
 
 def test_a_model_whose_processor_is_missing_does_not_start(checks, tiny_vlm, tmp_path):
     path = shutil.copytree(tiny_vlm("qwen3_vl"), tmp_path / "model")
     (path / "preprocessor_config.json").unlink()
     (error,) = checks.errors(path, "actor.backend=fsdp:d1")
-    assert error.startswith("RUN-IMAGES-PROCESSOR actor.path") and "has no preprocessor_config.json" in error
+    assert error.startswith("RUN-IMAGES actor.path") and "has no preprocessor_config.json" in error
 
 
 def altered(batch: Batch, how: str) -> Batch:

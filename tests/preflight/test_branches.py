@@ -35,15 +35,15 @@ def test_it_may_start(write, overrides):
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
-        (["rollout.branch={after: [4, 4]}"], "RUN-BRANCH-ORDER"),
-        (["rollout.branch={after: [8, 4]}"], "RUN-BRANCH-ORDER"),
-        (["rollout.branch={after: [4], width: 3}"], "RUN-BRANCH-SAMPLES"),
-        (["rollout.branch={after: [1, 2, 3]}"], "RUN-BRANCH-SAMPLES"),
-        (["rollout.branch={after: [12]}"], "RUN-BRANCH-LENGTH"),
-        (["rollout.branch={after: [4]}", "algorithm=sft"], "RUN-BRANCH-ALGORITHM"),
-        (["rollout.branch={after: [4]}", "algorithm=gigpo"], "RUN-BRANCH-ALGORITHM"),
-        (["rollout.branch={after: [4]}", "algorithm=ppo", "critic={}"], "RUN-BRANCH-ALGORITHM"),
-        (["rollout.branch={after: [4]}", "actor.discount=0.9"], "RUN-BRANCH-ALGORITHM"),
+        (["rollout.branch={after: [4, 4]}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [8, 4]}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [4], width: 3}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [1, 2, 3]}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [12]}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [4]}", "algorithm=sft"], "RUN-BRANCH"),
+        (["rollout.branch={after: [4]}", "algorithm=gigpo"], "RUN-BRANCH"),
+        (["rollout.branch={after: [4]}", "algorithm=ppo", "critic={}"], "RUN-BRANCH"),
+        (["rollout.branch={after: [4]}", "actor.discount=0.9"], "RUN-BRANCH"),
     ],
     ids=str,
 )
@@ -54,8 +54,8 @@ def test_it_is_refused(write, overrides, code):
 def test_branching_points_of_a_workflow_are_turns(write, tmp_path):
     for name, source, last, expected in (
         ("episode", EPISODE, 4, []),
-        ("episode", EPISODE, 5, ["RUN-BRANCH-LENGTH"]),
-        ("group", GROUP, 4, ["RUN-BRANCH-GROUP"]),
+        ("episode", EPISODE, 5, ["RUN-BRANCH"]),
+        ("group", GROUP, 4, ["RUN-BRANCH"]),
     ):
         (tmp_path / f"{name}.py").write_text(source)
         own = (f"workflow={tmp_path / name}.py:run", "episode.max_turns=5", "episode.max_tokens=100")

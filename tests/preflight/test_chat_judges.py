@@ -30,22 +30,22 @@ def test_a_judge_passes(write, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "fixes"),
     [
-        (("reward.type=gsm8k",), "RUN-REWARD-JUDGE-UNUSED", ("reward.type=judge",)),
-        (("reward.judge.prompt=Rate it",), "RUN-REWARD-JUDGE-RESPONSE", ("reward.judge.prompt='Rate {response}'",)),
+        (("reward.type=gsm8k",), "RUN-REWARD-JUDGE", ("reward.type=judge",)),
+        (("reward.judge.prompt=Rate it",), "RUN-REWARD-JUDGE-PROMPT", ("reward.judge.prompt='Rate {response}'",)),
         (
             ("reward.judge.prompt='{reply} {response}'",),
-            "RUN-REWARD-JUDGE-FIELD",
+            "RUN-REWARD-JUDGE-PROMPT",
             ("reward.judge.prompt='{response}'",),
         ),
-        (("train_dataset.answer_field=none",), "RUN-REWARD-JUDGE-ANSWER", ("reward.judge.prompt='{response}'",)),
-        (("reward.judge.score_min=10",), "RUN-REWARD-JUDGE-RANGE", ("reward.judge.score_max=11",)),
+        (("train_dataset.answer_field=none",), "RUN-REWARD-JUDGE-PROMPT", ("reward.judge.prompt='{response}'",)),
+        (("reward.judge.score_min=10",), "RUN-REWARD-JUDGE-PROMPT", ("reward.judge.score_max=11",)),
         (
             ("reward.judge.score_pattern='('",),
-            "RUN-REWARD-JUDGE-PATTERN",
+            "RUN-REWARD-JUDGE-PROMPT",
             (r"reward.judge.score_pattern='Score: (\d+)'",),
         ),
-        (("reward.judge.score_pattern=a",), "RUN-REWARD-JUDGE-PATTERN", ("reward.judge.score_field=score",)),
-        (("reward.judge.token_variable=NOT_THERE",), "RUN-REWARD-JUDGE-TOKEN", ("reward.judge.token_variable=null",)),
+        (("reward.judge.score_pattern=a",), "RUN-REWARD-JUDGE-PROMPT", ("reward.judge.score_field=score",)),
+        (("reward.judge.token_variable=NOT_THERE",), "RUN-VARIABLE", ("reward.judge.token_variable=null",)),
     ],
 )
 def test_what_is_wrong_is_said_and_the_fix_is_right(
@@ -56,8 +56,8 @@ def test_what_is_wrong_is_said_and_the_fix_is_right(
 
 
 def test_a_missing_section_is_said(write) -> None:
-    assert "RUN-REWARD-JUDGE-MISSING" in codes(write, "reward.type=judge")
-    assert "RUN-REWARD-JUDGE-MISSING" not in codes(write, *SECTION)
+    assert "RUN-REWARD-JUDGE" in codes(write, "reward.type=judge")
+    assert "RUN-REWARD-JUDGE" not in codes(write, *SECTION)
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +81,16 @@ def test_a_judge_on_servers_of_the_run_has_a_place_in_the_layout(write, model: P
     whole = "allocation_mode=sglang[rollout]:d1+megatron[actor]:d2+sglang[judge]:d1"
     layout = [whole, "actor.backend=null", "rollout.backend=null", "reward.judge.backend=null"]
     assert codes(write, *served(model, *layout)) == []
-    assert "RUN-LAYOUT-REWARD" in codes(write, *served(model, "reward.judge.backend=null"))
-    assert "RUN-ROLE-REWARD-MODEL" in codes(write, *layout, *SECTION, "cluster.n_gpus_per_node=4")
+    assert "RUN-LAYOUT" in codes(write, *served(model, "reward.judge.backend=null"))
+    assert "RUN-ROLE" in codes(write, *layout, *SECTION, "cluster.n_gpus_per_node=4")
 
 
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        (("reward.judge.url=http://a/v1",), "RUN-REWARD-JUDGE-WHERE"),
-        (("reward.judge.path=null",), "RUN-REWARD-JUDGE-WHERE"),
-        (("reward.judge.max_tokens=1000",), "RUN-REWARD-JUDGE-POSITIONS"),
+        (("reward.judge.url=http://a/v1",), "RUN-REWARD-JUDGE"),
+        (("reward.judge.path=null",), "RUN-REWARD-JUDGE"),
+        (("reward.judge.max_tokens=1000",), "RUN-REWARD-JUDGE"),
         (("reward.judge.backend=sglang:t3",), "ALLOC-HEADS"),
     ],
 )
@@ -100,10 +100,10 @@ def test_a_judge_that_cannot_be_served_is_refused(write, model: Path, changes: t
 
 def test_a_judge_needs_a_chat_template(write, model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "base", ignore=shutil.ignore_patterns("*.jinja"))
-    assert codes(write, *served(tmp_path / "base")) == ["RUN-REWARD-JUDGE-TEMPLATE"]
+    assert codes(write, *served(tmp_path / "base")) == ["RUN-REWARD-JUDGE"]
     (tmp_path / "base/tokenizer.json").unlink()
-    assert "RUN-REWARD-JUDGE-TOKENIZER" in codes(write, *served(tmp_path / "base"))
+    assert "RUN-REWARD-JUDGE" in codes(write, *served(tmp_path / "base"))
 
 
 def test_a_judge_elsewhere_needs_the_name_of_its_model(write) -> None:
-    assert "RUN-REWARD-JUDGE-MODEL" in codes(write, *SECTION[:2])
+    assert "RUN-REWARD-JUDGE" in codes(write, *SECTION[:2])

@@ -205,7 +205,7 @@ def test_the_first_finding_does_not_hide_the_rest(write):
         "gconfig.n_samples=1",
     ]
     codes = {finding.code for finding in errors(write(), *overrides)}
-    assert {"ALLOC-CLUSTER-SIZE", "RUN-MODEL-DIRECTORY", "RUN-DATASET-PATH", "RUN-BATCH-GROUP"} <= codes
+    assert {"ALLOC-CLUSTER-SIZE", "RUN-MODEL-CONFIG", "RUN-DATASET-FILE", "RUN-BATCH-GROUP"} <= codes
 
 
 def test_another_runs_directory_is_left_alone(write, tmp_path):
@@ -214,7 +214,7 @@ def test_another_runs_directory_is_left_alone(write, tmp_path):
     assert check(write()).ok
     (directory / "notes.txt").write_text("mine")
     (finding,) = errors(write())
-    assert (finding.code, "was not created by a run" in finding.message) == ("RUN-DIRECTORY-FILES", True)
+    assert (finding.code, "was not created by a run" in finding.message) == ("RUN-DIRECTORY", True)
     (directory / CONFIG_FILE).write_text("")
     (finding,) = errors(write())
     assert "another run" in finding.message
@@ -445,7 +445,7 @@ def test_without_a_gpu_auto_means_cpu_and_cuda_is_refused(write):
     with mock.patch.object(module, "gpu_count", return_value=0):
         assert check(write(), "device=auto").job.device == "cpu"
         found = errors(write(), "device=cuda", "actor.dtype=bfloat16")
-    assert [f.code for f in found] == ["RUN-MACHINE-GPUS"]
+    assert [f.code for f in found] == ["RUN-MACHINE"]
 
 
 def test_with_gpus_auto_means_cuda(write):
@@ -461,7 +461,7 @@ def test_gpus_that_are_named_have_to_be_there(write, present, ok):
     with mock.patch.multiple(module, gpu_count=lambda: present, _is_installed=lambda _: True):
         checked = preflight(load(write(), [*named, "device=cuda", "actor.dtype=bfloat16"]), dry_run=True)
         found = [f for f in checked.findings if f.severity != "note"]
-        assert [f.code for f in found] == ([] if ok else ["RUN-MACHINE-GPUS"]), list(map(str, found))
+        assert [f.code for f in found] == ([] if ok else ["RUN-MACHINE"]), list(map(str, found))
         if not ok:
             assert f"needs 8 GPUs, by the numbers after `@`; this host has {present}" in found[0].message
             lower = [
@@ -516,7 +516,7 @@ JUDGE = ["reward.type=model", "reward.model.path=/nowhere"]
 def test_a_server_over_two_nodes_is_refused_with_one_that_fits(write):
     model = ["actor.init_model.num_attention_heads=16", "actor.init_model.num_key_value_heads=16"]
     layout = ["actor.backend=megatron:d16@16-31", "rollout.backend=sglang:d1t16@0-15"]
-    (finding,) = [f for f in errors(write(), *NODES, *model, *layout) if f.code == "RUN-ROLE-SERVER-NODES"]
+    (finding,) = [f for f in errors(write(), *NODES, *model, *layout) if f.code == "RUN-ROLE-BACKEND"]
     assert "span nodes" in finding.message
     assert finding.nearest[0].startswith("sglang:d") and finding.nearest[0].endswith("@0-15")
 
@@ -553,7 +553,7 @@ def test_layers_that_do_not_divide_are_told_the_keys_that_split_them(write):
     ],
 )
 def test_of_a_reward_model_s_server_over_two_nodes_its_own_key_is_named(write, key, layout, nearest):
-    (finding,) = [f for f in errors(write(), *NODES, *JUDGE, *layout) if f.code == "RUN-ROLE-SERVER-NODES"]
+    (finding,) = [f for f in errors(write(), *NODES, *JUDGE, *layout) if f.code == "RUN-ROLE-BACKEND"]
     assert finding.key == key
     assert "span nodes" in finding.message
     assert finding.nearest == (nearest,)

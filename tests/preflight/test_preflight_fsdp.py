@@ -17,6 +17,7 @@ from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import model as preflight_model
 from areal_like.preflight import preflight
 from areal_like.preflight.counted import causal_families
+from areal_like.preflight.role_exclusions import MODEL
 from areal_like.preflight.view import RoleView
 from areal_like.rollout.sglang.architectures import served_architectures
 from areal_like.trainer.fsdp.support import NOT_PACKED, WITHOUT_MODEL, WITHOUT_SERVER, field_apart
@@ -49,8 +50,8 @@ def test_matrices_that_ranks_cannot_split_are_refused(write, layout, n_gpus, ins
     ((code, key, help),) = [
         found for found in said(write, f"actor.backend={layout}", gpus, *model) if found[0] != "ALLOC-KV-COPIES"
     ]
-    assert (code, key) == ("RUN-FSDP-TENSOR", "actor.path")
-    assert help.startswith(f"write {instead} ")
+    assert (code, key) == ("RUN-FSDP", "actor.path")
+    assert help.startswith(f"use the layout {instead},")
     assert said(write, f"actor.backend={instead}", gpus, *model) == []
 
 
@@ -71,9 +72,7 @@ def test_sequences_of_attention_that_ranks_cannot_share_are_refused(write, tmp_p
     file = tmp_path / "model/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | attention))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    assert said(write, "actor.backend=fsdp:d1c2", *model) == [
-        ("RUN-FSDP-CONTEXT", "actor.path", "write fsdp:d2 as its layout")
-    ]
+    assert said(write, "actor.backend=fsdp:d1c2", *model) == [("RUN-FSDP", "actor.path", "use the layout fsdp:d2")]
     assert said(write, "actor.backend=fsdp:d2", *model) == []
 
 
@@ -85,15 +84,13 @@ def test_rope_that_depends_on_the_longest_sequence_of_a_pack_is_refused(write, t
     for each in (rope, {"full_attention": {"rope_type": "default"}, "sliding_attention": rope}):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_parameters": each}))
         model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-        assert ("RUN-FSDP-ROPE", "actor.path") in [
-            found[:2] for found in said(write, f"actor.backend={layout}", *model)
-        ]
+        assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, f"actor.backend={layout}", *model)]
 
 
 def test_float32_is_refused_on_gpus(write):
     on_gpus = [FSDP, "device=cuda", "cluster.n_gpus_per_node=3"]
     found = [found for found in said(write, *on_gpus) if found[1] == "actor.dtype"]
-    assert found == [("RUN-FSDP-DTYPE", "actor.dtype", "write actor.dtype=bfloat16")]
+    assert found == [("RUN-FSDP", "actor.dtype", "set `actor.dtype=bfloat16`")]
     assert "actor.dtype" not in [key for _, key, _ in said(write, *on_gpus, "actor.dtype=bfloat16")]
 
 
@@ -107,11 +104,11 @@ def test_chunked_attention_shares_no_prompts(write, tmp_path, layout):
     capped = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}", f"actor.backend={layout}"]
     found = said(write, *capped, "actor.mb_spec.share_prompts=true")
     assert (
-        "RUN-SHARED-PROMPTS-FSDP",
+        "RUN-SHARED-PROMPTS",
         "actor.mb_spec.share_prompts",
-        "write actor.mb_spec.share_prompts=false",
+        "set `actor.mb_spec.share_prompts=false`",
     ) in found
-    assert "RUN-SHARED-PROMPTS-FSDP" not in [code for code, *_ in said(write, *capped)]
+    assert "RUN-SHARED-PROMPTS" not in [code for code, *_ in said(write, *capped)]
 
 
 def test_it_takes_experts(write):
@@ -123,7 +120,7 @@ def test_a_family_whose_sequences_see_each_other_in_a_pack_is_refused(write, tmp
     file = tmp_path / "model/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "phimoe"}))
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
-    assert ("RUN-FSDP-PACKING", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
+    assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, FSDP, *model)]
 
 
 @pytest.mark.parametrize("critic", ["critic.backend=fsdp:d1c2", "critic.timeout_s=60", "critic.backend=megatron:d2"])
@@ -147,7 +144,7 @@ def save_tiny(folder, model_type, **fields):
     model.to(torch.float32).save_pretrained(folder)
 
 
-@pytest.mark.parametrize(("family", "codes"), [("smollm3", []), ("seed_oss", []), ("olmo3", ["RUN-FSDP-SERVER"])])
+@pytest.mark.parametrize(("family", "codes"), [("smollm3", []), ("seed_oss", []), ("olmo3", ["RUN-FSDP"])])
 def test_further_dense_families_may_start_if_the_servers_can(write, tmp_path, family, codes):
     save_tiny(tmp_path / "model", family)
     model = ["actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
@@ -158,9 +155,9 @@ def test_further_dense_families_may_start_if_the_servers_can(write, tmp_path, fa
 def test_an_output_layer_that_servers_would_not_load_is_refused(write, tmp_path, family):
     model = [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
     save_tiny(tmp_path / "model", family, tie_word_embeddings=True)
-    assert "RUN-FSDP-UNTIED" not in [code for code, *_ in said(write, *model)]
+    assert "RUN-FSDP" not in [code for code, *_ in said(write, *model)]
     save_tiny(tmp_path / "model", family, tie_word_embeddings=False)
-    assert ("RUN-FSDP-UNTIED", "actor.path") in [found[:2] for found in said(write, *model)]
+    assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, *model)]
 
 
 def test_a_family_that_only_transformers_knows_may_start_with_its_own_weights(write, tmp_path):
@@ -192,15 +189,15 @@ def test_a_family_that_transformers_or_the_servers_do_not_know_is_refused(write,
     file, model = tmp_path / "model/config.json", [FSDP, "actor.init_model=null", f"actor.path={tmp_path / 'model'}"]
     made = json.loads(file.read_text())
     file.write_text(json.dumps(made | {"model_type": "granit"}))
-    assert ("RUN-FSDP-FAMILY", "actor.path") in [found[:2] for found in said(write, *model)]
+    assert ("RUN-FSDP", "actor.path") in [found[:2] for found in said(write, *model)]
     assert "starcoder2" in causal_families() and "granit" not in causal_families()
     assert {"Starcoder2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"} <= served_architectures()
     config = load(write(), model).config
-    view = RoleView(config, "actor", config.actor, "cpu")
     spec = replace(from_config(made), known_family=False, counted=Counted(1, 1, 1))
-    (found,) = preflight_model._without_server("actor.path", spec, {"architectures": ["HeliumForCausalLM"]})
-    assert (found.code, view.role) == ("RUN-FSDP-ARCHITECTURE", "actor")
-    assert not [*preflight_model._without_server("actor.path", spec, {"architectures": ["GraniteForCausalLM"]})]
+    view = RoleView(config, "actor", config.actor, "cpu", spec, description={"architectures": ["HeliumForCausalLM"]})
+    (row,) = (row for row in MODEL if row.excludes.name == "this architecture")
+    assert row.find_reason(view)
+    assert not row.find_reason(replace(view, description={"architectures": ["GraniteForCausalLM"]}))
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend
         return [found for found in checked.findings if found.code.startswith("RUN-LORA")]
 
     (found,) = lora_findings()
-    assert found.code == "RUN-LORA-EXPERTS"
+    assert found.code == "RUN-LORA-LAYER"
     projections = {
         "gpt_oss": "q_proj,k_proj,v_proj,o_proj",
         "deepseek_v3": "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj",
@@ -153,7 +153,7 @@ def test_the_help_names_all_layers_of_attention(write, tmp_path, family, backend
     }
     targets = f"actor.target_modules=[{projections[family]}]"
     assert targets in found.help
-    assert [found.code for found in lora_findings(targets)] == ["RUN-LORA-SHARE"]
+    assert [found.code for found in lora_findings(targets)] == ["RUN-LORA"]
 
 
 def test_a_server_has_memory_for_the_adapters_of_the_run_and_for_one_more(write):

@@ -39,7 +39,7 @@ def test_a_fused_rotary_embedding_beside_latent_attention_is_refused(write):
     layout = SimpleNamespace(backend="megatron")
     view = RoleView(config, "actor", config.actor, "cuda", load_model("DeepSeek-V3"), layout)
     (found,) = overrides.try_overrides([view])
-    assert (found.code, found.key) == ("RUN-MEGATRON-LATENT-ROPE", key)
+    assert (found.code, found.key) == ("RUN-BRIDGE", key)
     assert found.help == "leave out apply_rope_fusion"
     without = load(write(), []).config
     assert list(overrides.try_overrides([replace(view, run=without, engine=without.actor)])) == []

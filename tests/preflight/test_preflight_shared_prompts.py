@@ -6,7 +6,8 @@ import pytest
 from test_preflight import check
 
 from areal_like.config.load import load
-from areal_like.preflight.shared_prompts import check_shared_prompts
+from areal_like.exclusions import find_excluded
+from areal_like.preflight.role_exclusions import ROLE
 from areal_like.preflight.view import view_roles
 
 SHARED = "actor.mb_spec.share_prompts=true"
@@ -43,7 +44,9 @@ def test_it_may_start(write, overrides):
 def test_a_model_that_would_be_computed_otherwise_is_refused(write, shape, words):
     loaded, job = load(write(), [SHARED]).config, check(write(), SHARED).job
     specs = {"actor": replace(job.models["actor"], **shape)}
-    found = list(check_shared_prompts(view_roles(loaded, specs, job.plan, device="cpu")))
+    found = [
+        it for view in view_roles(loaded, specs, job.plan, device="cpu") for it in find_excluded(ROLE, view, view.key)
+    ]
     assert [words in it.message for it in found] == ([True] if words else [])
 
 
@@ -54,5 +57,7 @@ def test_the_rate_of_router_biases_decides_whether_prompts_are_shared(write, fam
     overrides = [SHARED, f"actor.megatron.override_transformer_config.moe_router_bias_update_rate={rate}"]
     loaded, job = load(write(), overrides).config, check(write(), SHARED).job
     specs = {"actor": replace(job.models["actor"], experts=4, family=family)}
-    found = list(check_shared_prompts(view_roles(loaded, specs, job.plan, device="cpu")))
-    assert [it.code for it in found] == (["RUN-SHARED-PROMPTS-EXPERTS"] if refused else [])
+    found = [
+        it for view in view_roles(loaded, specs, job.plan, device="cpu") for it in find_excluded(ROLE, view, view.key)
+    ]
+    assert [it.code for it in found] == (["RUN-SHARED-PROMPTS"] if refused else [])

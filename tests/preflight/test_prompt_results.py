@@ -17,8 +17,8 @@ def codes(write, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "code", "fixes"),
     [
-        (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SINGLE-ROLLOUT", ("gconfig.n_samples=1",)),
-        (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SINGLE-ROLLOUT", ("algorithm=grpo",)),
+        (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SETTINGS", ("gconfig.n_samples=1",)),
+        (("algorithm=single_rollout", "gconfig.n_samples=4"), "RUN-ALGORITHM-SETTINGS", ("algorithm=grpo",)),
         ((*SINGLE, "total_train_steps=2"), "RUN-PROMPTS-ONCE", ("total_train_steps=1000", "total_train_epochs=1000")),
     ],
 )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from known import excluded, known
 from running import CONFIG
 from test_preflight import check
 
 from areal_like.config.load import load
 from areal_like.preflight import preflight
-from areal_like.preflight.router_replay import check_router_replay, find_routes
+from areal_like.preflight.router_replay import find_routes
 from areal_like.rollout.sglang.options import server_arguments
 from areal_like.routes import RouteShape
 from areal_like.run.startup_report import startup_report
@@ -37,7 +38,7 @@ def test_a_dense_model_replays_nothing_and_is_refused_where_it_should(write):
     arguments = server_arguments(job.config, write(), job.plan.engine("rollout").sizes, "cpu")
     assert "--enable-return-routed-experts" not in arguments
     (found,) = (it for it in check(write(), ON).findings if it.code.startswith("RUN-REPLAY"))
-    assert found.code == "RUN-REPLAY-DENSE" and found.help == "write rollout.router_replay=auto"
+    assert found.code == "RUN-REPLAY" and found.help == "set `rollout.router_replay=auto`"
     assert check(write(), "rollout.router_replay=auto").ok  # as the help says
 
 
@@ -46,25 +47,25 @@ def test_off_is_off(write):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "shape", "code"),
+    ("overrides", "shape", "backend"),
     [
-        (["actor.backend=fsdp:d2"], {"experts": 8, "family": "deepseek_v3"}, "RUN-REPLAY-FSDP"),
-        ([FUSED], {"experts": 8}, "RUN-REPLAY-FUSED"),
-        (["weight_update.adapters=true"], {"experts": 8}, "RUN-REPLAY-ADAPTERS"),
-        ([], {"experts": 40_000}, "RUN-REPLAY-EXPERTS"),
+        (["actor.backend=fsdp:d2"], {"experts": 8, "family": "deepseek_v3"}, "fsdp"),
+        ([FUSED], {"experts": 8}, "megatron"),
+        (["weight_update.adapters=true"], {"experts": 8}, "megatron"),
+        ([], {"experts": 40_000}, "megatron"),
     ],
 )
-def test_what_cannot_replay_is_refused_if_asked_and_off_with_a_reason_otherwise(write, overrides, shape, code):
+def test_what_cannot_replay_is_refused_if_asked_and_off_with_a_reason_otherwise(write, overrides, shape, backend):
     checked = check(write())
     spec = replace(checked.job.models["actor"], experts_per_token=2, **shape)
     found = load(write(), [*overrides]).config
-    backend = "fsdp" if "FSDP" in code else "megatron"
     actor = replace(checked.job.plan.engine("actor"), backend=backend)
     plan = replace(checked.job.plan, engines=(actor, *checked.job.plan.engines[1:]))
-    routes, reason = find_routes(found, spec, plan)
+    routes, reason = find_routes(known(found, "cpu", spec, plan))
     assert routes is None and reason
-    (refused,) = check_router_replay(load(write(), [*overrides, ON]).config, spec, plan)
-    assert refused.code == code and reason in str(refused)
+    findings = excluded(load(write(), [*overrides, ON]).config, "cpu", spec, plan)
+    (refused,) = (it for it in findings if it.code == "RUN-REPLAY")
+    assert reason in str(refused)
 
 
 def test_fsdp_replays_routes_of_a_family_whose_routers_it_knows(write):
@@ -75,7 +76,7 @@ def test_fsdp_replays_routes_of_a_family_whose_routers_it_knows(write):
 def test_layers_without_experts_have_no_rows(write):
     checked = check(write())
     spec = replace(checked.job.models["actor"], experts=256, experts_per_token=8, layers=4, dense_layers=(0,))
-    shape, _ = find_routes(checked.job.config, spec, checked.job.plan)
+    shape, _ = find_routes(known(checked.job.config, "cpu", spec, checked.job.plan))
     assert (shape.layers, shape.with_experts, str(shape.dtype)) == (4, (1, 2, 3), "int16")
     assert shape.row_bytes == 4 * 8 * 2
 

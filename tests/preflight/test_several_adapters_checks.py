@@ -48,15 +48,15 @@ def test_an_adapter_with_another_kind_of_reward_has_none_of_the_run(checked):
 @pytest.mark.parametrize(
     ("overrides", "code", "key"),
     [
-        (["actor.use_lora=false"], "RUN-SEVERAL-LORA", "adapters"),
-        (["weight_update={}"], "RUN-SEVERAL-SERVED", "adapters"),
-        (["adapters.code.actor={lora_rank: 3}"], "RUN-SEVERAL-SHARED", "adapters.code.actor.lora_rank"),
-        (["critic={}"], "RUN-SEVERAL-PARTS", "critic"),
-        (["ref={update_every_steps: 1}"], "RUN-SEVERAL-PARTS", "ref"),
-        (["adapters.code={algorithm: single_rollout}"], "RUN-SEVERAL-PARTS", "algorithm"),
-        (["adapters.code={algorithm: grop}"], "RUN-ALGORITHM-NAME", "adapters.code.algorithm"),
+        (["actor.use_lora=false"], "RUN-SEVERAL", "adapters"),
+        (["weight_update={}"], "RUN-SEVERAL", "adapters"),
+        (["adapters.code.actor={lora_rank: 3}"], "RUN-SEVERAL", "adapters.code.actor.lora_rank"),
+        (["critic={}"], "RUN-SEVERAL", "critic"),
+        (["ref={update_every_steps: 1}"], "RUN-SEVERAL", "ref"),
+        (["adapters.code={algorithm: single_rollout}"], "RUN-SEVERAL", "algorithm"),
+        (["adapters.code={algorithm: grop}"], "RUN-ALGORITHM", "adapters.code.algorithm"),
         (["adapters.code={train_dataset: {path: none.jsonl}}"], None, "adapters.code.train_dataset.path"),
-        (["adapters.code={reward: {function: none.py:f}}"], "RUN-REWARD-IMPORT", "adapters.code.reward.function"),
+        (["adapters.code={reward: {function: none.py:f}}"], "RUN-REWARD-FUNCTION", "adapters.code.reward.function"),
     ],
 )
 def test_a_fault_is_found_at_its_key(checked, overrides, code, key):

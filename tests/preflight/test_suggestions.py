@@ -10,7 +10,7 @@ from areal_like.config.load import load
 from areal_like.preflight import machine, memory, preflight
 
 MEGATRON, SERVER = "actor.megatron.override_transformer_config", "sglang.extra_args"
-SETTING = re.compile(r"\b([a-z][\w.]+=(?:\[[^\]]*\]|[^\s,;]+?))(?=[,;:]?(?:\s|$))")
+SETTING = re.compile(r"\b([a-z][\w.]+=(?:\[[^\]]*\]|[^\s,;`]+?))(?=`|[,;:]?(?:\s|$))")
 BIG = ["device=cuda", "cluster={n_nodes: 4, n_gpus_per_node: 8}", "scheduler.type=ray", "train_dataset.batch_size=16"]
 ON_GPUS = ["device=cuda", "cluster.n_gpus_per_node=3"]
 EXPERTS = [

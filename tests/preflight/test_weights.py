@@ -93,5 +93,5 @@ def test_a_run_of_torn_weights_does_not_start(write, model):
     assert preflight(load(write(), [f"actor.path={model}"])).ok
     (model / "model.safetensors").write_bytes(b"x" * 1000)
     (finding,) = preflight(load(write(), [f"actor.path={model}"])).findings
-    assert (finding.code, finding.where) == ("RUN-WEIGHTS-TORN", "actor.path (command line)")
+    assert (finding.code, finding.where) == ("RUN-WEIGHTS", "actor.path (command line)")
     assert finding.help == "copy or download it again"

@@ -101,14 +101,14 @@ def test_the_endpoint_s_address_and_certificate_are_checked(write, tmp_path):
     def codes(*overrides, dry_run=False):
         return {found.code for found in check_workflow(load(write(), [*base, *overrides]).config, dry_run=dry_run)}
 
-    assert codes("episode.endpoint_host=192.0.2.1") == {"RUN-ENDPOINT-HOST"}
+    assert codes("episode.endpoint_host=192.0.2.1") == {"RUN-ENDPOINT"}
     assert codes("episode.endpoint_host=192.0.2.1", dry_run=True) == set()
-    assert codes("episode.endpoint_host=0.0.0.0") == {"RUN-ENDPOINT-HOST"}
+    assert codes("episode.endpoint_host=0.0.0.0") == {"RUN-ENDPOINT"}
     assert codes("episode.endpoint_host=127.0.0.1") == codes("episode.endpoint_host=auto") == set()
     file = tmp_path / "a.pem"
     file.write_text("no certificate")
     alone = f"episode.endpoint_certificate={file}"
-    assert codes(alone) == codes(alone, f"episode.endpoint_key={file}") == {"RUN-ENDPOINT-TLS"}
+    assert codes(alone) == codes(alone, f"episode.endpoint_key={file}") == {"RUN-ENDPOINT"}
 
 
 def test_an_encrypted_key_is_refused_without_a_question(write, tmp_path):
@@ -118,7 +118,7 @@ def test_an_encrypted_key_is_refused_without_a_question(write, tmp_path):
     keys = [f"episode.endpoint_key={key}", f"episode.endpoint_certificate={certificate}"]
     config = load(write(), [f"workflow={EXAMPLES[0]}:run", "episode.endpoint=true", *keys]).config
     (found,) = check_workflow(config)
-    assert found.code == "RUN-ENDPOINT-TLS" and "not encrypted" in str(found.help)
+    assert found.code == "RUN-ENDPOINT" and "not encrypted" in str(found.help)
 
 
 def test_a_group_s_workflow_is_not_graded_at_the_limit(write):

@@ -77,12 +77,12 @@ def test_only_a_run_that_failed_before_its_first_step_leaves_its_directory_to_th
     with pytest.raises(RuntimeError):
         enter_without_recovery(fails=True)
     refused = [each.code for each in _directory(config_of(tmp_path, "recover.mode=off"))]
-    assert refused == (["RUN-DIRECTORY-TAKEN"] if step else [])
+    assert refused == (["RUN-DIRECTORY"] if step else [])
     if not step:
         enter_without_recovery(fails=False)
         assert not (run_of(tmp_path) / FAILED_FILE).exists()
         (taken,) = _directory(config_of(tmp_path, "recover.mode=off"))
-        assert taken.code == "RUN-DIRECTORY-TAKEN"
+        assert taken.code == "RUN-DIRECTORY"
 
 
 def run_of(folder: Path) -> Path:

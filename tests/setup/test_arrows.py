@@ -41,6 +41,7 @@ ORDER = [
     "weights",
     "workflows",
     "hooks",
+    "exclusions",
     "capability",
     "preflight",
     "interop",

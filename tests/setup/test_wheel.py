@@ -127,7 +127,7 @@ def answer(clean: Path, *words: str, **environment: str) -> subprocess.Completed
         "areal-like --help",
         "areal-like run --help",
         "allocation explain-code ALLOC-HEADS",
-        "areal-like explain-code RUN-MEGATRON-CP-COMM",
+        "areal-like explain-code RUN-MEGATRON-CONTEXT",
     ],
 )
 def test_what_pip_installs_is_enough(clean: Path, command: str) -> None:

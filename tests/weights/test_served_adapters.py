@@ -14,6 +14,7 @@ import serving as real
 import torch
 from adapter_files import write_adapter
 from cpu_server import server_on_cpu
+from known import excluded
 from limits import HUNG_S
 from safetensors.torch import save_file
 
@@ -21,7 +22,7 @@ from allocation.model_spec import from_config
 from areal_like.config.load import load
 from areal_like.errors import ServerError
 from areal_like.preflight import preflight
-from areal_like.preflight.served_adapters import SERVED, SERVED_EXPERTS, check_served_adapters
+from areal_like.preflight.exclusions import SERVED, SERVED_EXPERTS
 from areal_like.rollout.pool import Response, Sampling, ServerPool
 from areal_like.rollout.sglang.adapted_layers import adapted_layers
 from areal_like.rollout.sglang.adapters import ONLY
@@ -50,15 +51,15 @@ def codes(write, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "code"),
     [
-        (["actor.use_lora=false"], "RUN-ADAPTERS-LORA"),
-        (["weight_update.mode=collective"], "RUN-ADAPTERS-MODE"),
-        (["weight_update.full_every=4"], "RUN-ADAPTERS-DELTAS"),
-        (["weight_update.checksum=true"], "RUN-ADAPTERS-CHECKSUM"),
-        (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-ADAPTERS-CPU"),
-        ([*EXPERTS, "actor.backend=fsdp:d1"], "RUN-ADAPTERS-CPU"),
-        (["actor.megatron.use_dist_checkpointing=true"], "RUN-ADAPTERS-START"),
-        (["rollout.sharing=alternate"], "RUN-ADAPTERS-SHARING"),
-        ([*ON_GPU, "rollout.backend=sglang:d1t2"], "RUN-ADAPTERS-LAYOUT"),
+        (["actor.use_lora=false"], "RUN-ADAPTERS"),
+        (["weight_update.mode=collective"], "RUN-ADAPTERS"),
+        (["weight_update.full_every=4"], "RUN-ADAPTERS"),
+        (["weight_update.checksum=true"], "RUN-ADAPTERS"),
+        (["actor.init_model.num_experts=4", "actor.target_modules=[q_proj]"], "RUN-CPU"),
+        ([*EXPERTS, "actor.backend=fsdp:d1"], "RUN-CPU"),
+        (["actor.megatron.use_dist_checkpointing=true"], "RUN-ADAPTERS"),
+        (["rollout.sharing=alternate"], "RUN-ADAPTERS"),
+        ([*ON_GPU, "rollout.backend=sglang:d1t2"], "RUN-ADAPTERS"),
     ],
 )
 def test_what_adapters_on_servers_need_is_said_before_the_start(write, overrides, code):
@@ -74,13 +75,13 @@ SPARSE_LAYERS = {"mlp_only_layers": [0]}
     ("family", "fields", "targets", "code"),
     [
         *((family, {}, "all-linear", None) for family in (*SERVED, *SERVED_EXPERTS)),
-        *((family, {}, "q_proj", "RUN-ADAPTERS-FAMILY") for family in ("gemma2", "qwen3_next", "qwen3_5_moe_text")),
-        ("deepseek_v3", {"q_lora_rank": None}, "all-linear", "RUN-ADAPTERS-LATENT"),
-        ("deepseek_v2", {"q_lora_rank": None}, "q_proj", "RUN-ADAPTERS-LATENT"),
+        *((family, {}, "q_proj", "RUN-ADAPTERS") for family in ("gemma2", "qwen3_next", "qwen3_5_moe_text")),
+        ("deepseek_v3", {"q_lora_rank": None}, "all-linear", "RUN-ADAPTERS"),
+        ("deepseek_v2", {"q_lora_rank": None}, "q_proj", "RUN-ADAPTERS"),
         ("deepseek_v3", {"q_lora_rank": None}, "down_proj", None),
-        ("qwen3_moe", SPARSE_LAYERS, "all-linear", "RUN-ADAPTERS-DENSE-LAYERS"),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, "up_proj", "RUN-ADAPTERS-DENSE-LAYERS"),
-        ("glm4_moe", {"n_shared_experts": 0}, "all-linear", "RUN-ADAPTERS-DENSE-LAYERS"),
+        ("qwen3_moe", SPARSE_LAYERS, "all-linear", "RUN-ADAPTERS"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "up_proj", "RUN-ADAPTERS"),
+        ("glm4_moe", {"n_shared_experts": 0}, "all-linear", "RUN-ADAPTERS"),
         ("qwen3_moe", SPARSE_LAYERS, "q_proj", None),
         ("qwen2_moe", SPARSE_LAYERS, "all-linear", None),
     ],
@@ -91,7 +92,7 @@ def test_adapters_are_refused_on_servers_of_a_gpu_where_sglang_cannot_add_them(w
 
     spec = from_config(config_of(Variant(family, fields)).to_dict())
     config = load(write(), [*ADAPTERS, f"actor.target_modules=[{targets}]"]).config
-    found = list(check_served_adapters(config, "cuda", spec, None))
+    found = excluded(config, "cuda", spec)
     assert [each.code for each in found] == ([code] if code else [])
     assert all(each.help for each in found)
 

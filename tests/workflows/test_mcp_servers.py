@@ -275,8 +275,8 @@ def test_what_is_wrong_is_found_before_a_run(write, tmp_path):
         config = load(write(), [f"workflow={file}:run", *overrides]).config
         return [found.code for found in check_workflow(config)]
 
-    assert codes() == ["RUN-MCP-NEEDED"]
-    assert codes("episode.mcp_servers={x: {command: /none/server}}") == ["RUN-MCP-START"]
+    assert codes() == ["RUN-MCP"]
+    assert codes("episode.mcp_servers={x: {command: /none/server}}") == ["RUN-MCP"]
     with pytest.raises(WorkflowError, match=r"use `rollout\.tools`"):
         level_of(group_with_tools)
     wrong: list[dict[str, Any]] = [{}, {"command": "a", "url": "b"}, {"url": "b", "args": ["c"]}]

@@ -207,27 +207,27 @@ def test_a_backend_that_works_is_fine(findings):
 @bubblewrap
 def test_a_backend_that_does_not_start_is_refused(findings):
     ((code, key, message),) = findings("episode.sandbox={read_only: [/none]}")
-    assert (code, key) == ("RUN-SANDBOX-START", "episode.sandbox.backend") and "/none" in message
+    assert (code, key) == ("RUN-SANDBOX", "episode.sandbox.backend") and "/none" in message
     assert findings("episode.sandbox={read_only: [/none]}", dry_run=True) == []
 
 
 def test_a_backend_that_is_not_installed_is_refused_with_the_fix(findings, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     ((code, key, message),) = findings(BUBBLEWRAP)
-    assert (code, key) == ("RUN-SANDBOX-MISSING", "episode.sandbox.backend")
+    assert (code, key) == ("RUN-SANDBOX", "episode.sandbox.backend")
     assert "apt-get install bubblewrap" in message and ", or set" not in message
     (tmp_path / "docker").write_text("#!/bin/sh\necho no daemon >&2; exit 1\n")
     (tmp_path / "docker").chmod(0o755)
     assert "set episode.sandbox.backend=docker" in findings(BUBBLEWRAP)[0][2]
     ((code, _, message),) = findings("episode.sandbox={backend: docker, image: x}")
-    assert code == "RUN-SANDBOX-START" and "no daemon" in message
+    assert code == "RUN-SANDBOX" and "no daemon" in message
 
 
 def test_sandboxes_and_workflows_have_to_fit(findings):
     ((code, key, _),) = findings()
-    assert (code, key) == ("RUN-SANDBOX-NEEDED", "workflow")
+    assert (code, key) == ("RUN-SANDBOX", "workflow")
     ((code, key, _),) = findings("episode.sandbox={backend: docker}")
-    assert (code, key) == ("RUN-SANDBOX-IMAGE", "episode.sandbox.image")
+    assert (code, key) == ("RUN-SANDBOX", "episode.sandbox.image")
     ((_, key, message),) = findings(BUBBLEWRAP, source="async def run(row, client): ...", dry_run=True)
     assert key == "episode.sandbox" and "no workflow has a parameter `sandbox`" in message
     with_tools = "async def run(row, client, tools=None): ..."
@@ -240,10 +240,10 @@ def test_an_own_backend_is_loaded_and_tried(findings, tmp_path):
     own = f"episode.sandbox={{backend: '{tmp_path}/cloud.py:Sandboxes'}}"
     assert findings(own) == []
     ((code, _, message),) = findings(own, "episode.sandbox.memory_mb=65")
-    assert code == "RUN-SANDBOX-START" and "the cloud is full" in message
+    assert code == "RUN-SANDBOX" and "the cloud is full" in message
     for name in ("nowhere:Sandboxes", f"{tmp_path}/cloud.py:Box", "bubblewarp"):
         ((code, key, _),) = findings(f"episode.sandbox={{backend: '{name}'}}")
-        assert (code, key) == ("RUN-SANDBOX-BACKEND", "episode.sandbox.backend"), name
+        assert (code, key) == ("RUN-SANDBOX", "episode.sandbox.backend"), name
 
 
 def test_a_group_has_no_parameter_for_a_sandbox():

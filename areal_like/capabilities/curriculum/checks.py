@@ -8,20 +8,27 @@ from areal_like.capability import Known
 from areal_like.config.findings import finding, nearest_words
 from areal_like.config.keys import with_keys
 from areal_like.data.rows import value_at
+from areal_like.preflight.exclusions import SEVERAL
 from areal_like.preflight.prompt_results import check_visits
-from areal_like.preflight.several_adapters import refuse_with_several
 from areal_like.types import Prompt
 
 _SECTION = "train_dataset.curriculum"
 
 
+def _is_set(known: Known) -> bool:
+    each = known.config.adapted.values()
+    return any(with_keys(own.train_dataset, CurriculumKeys).curriculum for own in each)
+
+
+_SINGLE = "it orders the prompts of a single policy"
+EXCLUDES = (SEVERAL.excludes("a curriculum", _is_set, _SINGLE, f"{_SECTION}=null", _SECTION),)
+
+
 def check_curriculum(known: Known) -> Iterator[Finding]:
     """Check the curriculum of a run; several adapters have none."""
     config = known.config
-    if config.adapters:
-        own = [with_keys(each.train_dataset, CurriculumKeys).curriculum for each in config.adapted.values()]
-        yield from refuse_with_several(config, _SECTION, f"write {_SECTION}=null") if any(own) else ()
-    elif (section := with_keys(config.train_dataset, CurriculumKeys).curriculum) is not None:
+    section = with_keys(config.train_dataset, CurriculumKeys).curriculum
+    if section is not None and not config.adapters:
         prompts = known.prompts[""]
         yield from _check_section(section, prompts)
         name_column = f", or name a column with few values in {_SECTION}.field"
@@ -32,7 +39,7 @@ def _check_section(section: CurriculumConfig, prompts: Sequence[Prompt]) -> Iter
     if section.low >= section.high:
         message = f"no mean reward is between {section.low:g} (low) and {section.high:g} (high)"
         help = f"write {_SECTION}.high={section.low + 0.5:g}, or a lower {_SECTION}.low"
-        yield finding("RUN-CURRICULUM-BOUNDS", f"{_SECTION}.high", message, help)
+        yield finding("RUN-CURRICULUM", f"{_SECTION}.high", message, help)
     field = section.field
     if field is None:
         return
@@ -41,4 +48,4 @@ def _check_section(section: CurriculumConfig, prompts: Sequence[Prompt]) -> Iter
         message = f"row {without.sample_id + 1} has no column {field}, by which rows share a mean reward"
         help = f"name a column of every row, or write {_SECTION}.field=null"
         nearest = nearest_words(field, map(str, without.row))
-        yield finding("RUN-CURRICULUM-FIELD", f"{_SECTION}.field", message, help, nearest=nearest)
+        yield finding("RUN-CURRICULUM", f"{_SECTION}.field", message, help, nearest=nearest)

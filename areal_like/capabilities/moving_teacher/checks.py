@@ -24,7 +24,7 @@ def check_moving_teacher(known: Known) -> Iterator[Finding]:
     if uses_reference(config) and (config.ref is None or config.ref.update_every_steps is None):
         message = "the teacher follows the reference, and the run has no reference that moves"
         help = "write ref={update_every_steps: 1, ema_decay: 0.9}, or teacher.follows=actor"
-        yield finding("RUN-TEACHER-FOLLOWS", "teacher.follows", message, help)
+        yield finding("RUN-TEACHER-MOVES", "teacher.follows", message, help)
     if teacher.path is None or not teacher.is_served:
         return
     spec, _ = find_spec(teacher.path, "teacher.path")  # its findings are the teacher's own

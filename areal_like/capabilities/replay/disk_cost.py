@@ -42,7 +42,7 @@ def step_bytes(known: Known) -> int:
     config = known.config
     trajectories = config.prompts_per_step * config.gconfig.n_samples
     needs = {need for algorithm in known.algorithms.values() if algorithm for need in algorithm.needs}
-    routes, _ = find_routes(config, known.model, known.plan)
+    routes, _ = find_routes(known)
     per_token = COLUMNS + INPUT * len(needs)
     if routes is not None:
         per_token += len(routes.with_experts) * routes.chosen * routes.dtype.itemsize

@@ -97,25 +97,23 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
         option = known.get(spelling)
         if option is None:
             names = nearest_words(spelling, (other for other, its in known.items() if its.field in ALLOWED))
-            yield OptionProblem(
-                "RUN-SGLANG-OPTION-UNKNOWN", name, f"SGLang's server has no option {name}", names=tuple(names)
-            )
+            yield OptionProblem("RUN-SGLANG-OPTION", name, f"SGLang's server has no option {name}", names=tuple(names))
         elif option.field in _OWNED or (device == "cpu" and option.field in _OWNED_ON_CPU):
             where = "" if option.field in _OWNED else " on CPU"
             yield OptionProblem(
-                "RUN-SGLANG-OPTION-OWNED", name, f"{name} is set by the run itself{where}", f"leave out {name}"
+                "RUN-SGLANG-OPTION", name, f"{name} is set by the run itself{where}", f"leave out {name}"
             )
         elif option.field not in ALLOWED:
             why = next((f": {why}" for starts, why in _WHY.items() if option.field.startswith(starts)), "")
             message = f"{name} is not supported with weight updates{why}"
-            yield OptionProblem("RUN-SGLANG-OPTION-UNSUPPORTED", name, message, f"leave out {name}")
+            yield OptionProblem("RUN-SGLANG-OPTION", name, message, f"leave out {name}")
         elif option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
             help = f"write sglang.extra_args.{name}=1 or more"
             message = f"{value!r} should be positive"
-            yield OptionProblem("RUN-SGLANG-OPTION-VALUE", name, message, help, values=option.nearest(value))
+            yield OptionProblem("RUN-SGLANG-OPTION", name, message, help, values=option.nearest(value))
         elif expected := option.mismatch(value):
             message = f"{value!r} should be {expected}"
-            yield OptionProblem("RUN-SGLANG-OPTION-VALUE", name, message, values=option.nearest(value))
+            yield OptionProblem("RUN-SGLANG-OPTION", name, message, values=option.nearest(value))
 
 
 def tool_call_parsers() -> list[str]:

@@ -111,44 +111,43 @@ def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = a
     if "moe_aux_loss_coeff" in overrides and "moe_router_load_balancing_type" not in overrides:
         message = "has no effect: moe_router_load_balancing_type defaults to none"
         help = f"write {key(_SECTION)}.moe_router_load_balancing_type=aux_loss as well"
-        yield OptionProblem("RUN-MEGATRON-AUX-LOSS", "moe_aux_loss_coeff", message, help)
+        yield OptionProblem("RUN-MEGATRON-BALANCING", "moe_aux_loss_coeff", message, help)
     if overrides.get("moe_router_fusion") is True and overrides.get("moe_aux_loss_coeff"):
         message = "the fused auxiliary loss counts padding as tokens"
         help = f"write {_SECTION}.moe_router_fusion=false"
-        yield OptionProblem("RUN-MEGATRON-FUSED-AUX-LOSS", "moe_router_fusion", message, help)
+        yield OptionProblem("RUN-MEGATRON-BALANCING", "moe_router_fusion", message, help)
 
 
 def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | None:
     options = read_options(TABLE)
     if value not in (False, None) and name in _IN_ITS_TYPE:
         message = f"servers and checkpoints receive the weights in {key('dtype')}"
-        return OptionProblem("RUN-MEGATRON-WEIGHT-TYPE", name, message, f"leave out {name}")
+        return OptionProblem("RUN-MEGATRON-OPTION", name, message, f"leave out {name}")
     if value not in (False, None) and name in _AS_LAYERS:
         message = "the layout's checks do not count embedding and output layer as layers"
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
         help = f"write {ends}, or pipeline_model_parallel_layout, instead"
-        return OptionProblem("RUN-MEGATRON-LAYER-SPLIT", name, message, help)
+        return OptionProblem("RUN-MEGATRON-OPTION", name, message, help)
     of_schedule = next((why for start, why in _OTHER_SCHEDULE.items() if name.startswith(start)), None)
     if of_schedule and name in options and value not in (False, None, "none"):
-        return OptionProblem("RUN-MEGATRON-SCHEDULE", name, of_schedule, f"leave out {name}")
-    if refused := _decided_elsewhere(name, key):
-        code, reason = refused
-        return OptionProblem(code, name, reason, f"leave out {name}")
+        return OptionProblem("RUN-MEGATRON-OPTION", name, of_schedule, f"leave out {name}")
+    if reason := _decided_elsewhere(name, key):
+        return OptionProblem("RUN-MEGATRON-OPTION", name, reason, f"leave out {name}")
     if name not in options:
         near = nearest_words(name, (other for other in options if not _decided_elsewhere(other, key)))
         message = f"Megatron-core's configuration has no field {name}"
-        return OptionProblem("RUN-MEGATRON-OPTION-UNKNOWN", name, message, names=tuple(near))
+        return OptionProblem("RUN-MEGATRON-OPTION", name, message, names=tuple(near))
     option = options[name]
     for kind, why in {"a function": "which the trainer sets", "a Python object": "which YAML cannot express"}.items():
         if kind in option.types:
             message = f"{name} is {kind}, {why}"
-            return OptionProblem("RUN-MEGATRON-OPTION-OBJECT", name, message, f"leave out {name}")
+            return OptionProblem("RUN-MEGATRON-OPTION", name, message, f"leave out {name}")
     if expected := option.mismatch(value):
         message = f"{value!r} should be {expected}"
-        return OptionProblem("RUN-MEGATRON-OPTION-VALUE", name, message, values=option.nearest(value))
+        return OptionProblem("RUN-MEGATRON-OPTION", name, message, values=option.nearest(value))
     if device == "cpu" and name in _GPU_ONLY and value not in (False, None, "none"):
         help = f"leave out {name}, or write device=cuda"
-        return OptionProblem("RUN-MEGATRON-OPTION-GPU", name, f"{name} needs a GPU", help)
+        return OptionProblem("RUN-CPU", name, f"{name} needs a GPU", help)
     return _balancing_problem(value, key(_SECTION)) if name == _BALANCING else None
 
 
@@ -156,28 +155,27 @@ def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | 
     """Return the problem of a load-balancing type that moves tokens to other experts or has a misleading name."""
     if "seq_aux_loss" in value:
         message = "a packed micro-batch is one sequence to Megatron-core, so seq_aux_loss would equal aux_loss"
-        return OptionProblem("RUN-MEGATRON-SEQ-AUX-LOSS", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
+        return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
     if others := [kind for kind in ([value] if isinstance(value, str) else value) if kind not in _BALANCED]:
         message = f"{others[0]} is not one of {', '.join(_BALANCED)}, which route tokens as the servers do"
         return OptionProblem("RUN-MEGATRON-BALANCING", _BALANCING, message, f"write {section}.{_BALANCING}=aux_loss")
     return None
 
 
-def _decided_elsewhere(name: str, key: KeyOf) -> tuple[str, str] | None:
-    """Return the code and the reason if the user must not set a field."""
-    owned, model = "RUN-MEGATRON-OPTION-OWNED", "RUN-MEGATRON-OPTION-MODEL"
+def _decided_elsewhere(name: str, key: KeyOf) -> str | None:
+    """Return the reason if the user must not set a field."""
     if name in _FROM_ALLOCATION:
-        return owned, f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
+        return f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
     if name in _BY_KEY:
-        return owned, f"{name} is set by {key(_BY_KEY[name])}"
+        return f"{name} is set by {key(_BY_KEY[name])}"
     if name in _FIXED:
-        return owned, f"{name} is fixed by the trainer"
+        return f"{name} is fixed by the trainer"
     if name in _OTHER_MODEL:
-        return model, f"{name} makes the trainer compute another model than the servers"
+        return f"{name} makes the trainer compute another model than the servers"
     if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
-        return model, f"{name} follows from the model's config.json, which the servers read as well"
+        return f"{name} follows from the model's config.json, which the servers read as well"
     why = next((why for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)), None)
-    return ("RUN-MEGATRON-OPTION-IDLE", f"{name} has no effect: {why}") if why else None
+    return f"{name} has no effect: {why}" if why else None
 
 
 def row_multiple(overrides: Mapping[str, Any]) -> int:

@@ -18,10 +18,10 @@ def codes(*overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     ("overrides", "code", "fixes"),
     [
-        (("train_dataset.curriculum.low=0.95",), "RUN-CURRICULUM-BOUNDS", ("train_dataset.curriculum.high=1.45",)),
+        (("train_dataset.curriculum.low=0.95",), "RUN-CURRICULUM", ("train_dataset.curriculum.high=1.45",)),
         (
             ("train_dataset.curriculum.field=anwser",),
-            "RUN-CURRICULUM-FIELD",
+            "RUN-CURRICULUM",
             ("train_dataset.curriculum.field=answer",),
         ),
         (
@@ -31,7 +31,7 @@ def codes(*overrides: str) -> list[str]:
         ),
         (
             (*LORA, "adapters.code={train_dataset: {curriculum: {}}}"),
-            "RUN-SEVERAL-PARTS",
+            "RUN-SEVERAL",
             ("adapters.code={train_dataset: {curriculum: null}}",),
         ),
     ],

@@ -39,12 +39,11 @@ _BRIDGE = "megatron.bridge_type"
 
 @dataclass(frozen=True)
 class BridgeProblem:
-    """A problem of a model with a bridge: the finding's code, the field of config.json or the run's key, a remedy.
+    """A problem of a model with a bridge: the field of config.json or the run's key, a remedy.
 
     `value` is a supported value of the field as JSON, if one is known. `is_key`: `field` is a key of the run.
     """
 
-    code: str
     field: str
     message: str
     remedy: str
@@ -61,7 +60,7 @@ def bridge_problems(
     """
     if bridge_type not in BRIDGES:
         message = f"{bridge_type!r} is not a bridge"
-        yield BridgeProblem("RUN-BRIDGE-NAME", key(_BRIDGE), message, f"use {_or(BRIDGES)}", is_key=True)
+        yield BridgeProblem(key(_BRIDGE), message, f"use {_or(BRIDGES)}", is_key=True)
         return
     if problem := _family_problem(bridge_type, config, key):
         yield problem
@@ -71,7 +70,6 @@ def bridge_problems(
     if bridge_type == "mbridge" and experts and sizes.etp != sizes.tp and 1 in (sizes.ep, sizes.tp):
         others = [other for other in BRIDGES if other != bridge_type and not _family_problem(other, config, key)]
         yield BridgeProblem(
-            "RUN-BRIDGE-EXPERTS",
             key(_BRIDGE),
             f"mbridge cannot export experts whose tensor parallel size ({sizes.etp}) differs from attention's "
             f"({sizes.tp}) {'without expert parallelism' if sizes.ep == 1 else 'while attention is not split'}",
@@ -82,14 +80,14 @@ def bridge_problems(
         )
     if family in ONE_TENSOR_PARALLEL_RANK and sizes.tp > 1:
         message = f"{bridge_type} computes a {family} incorrectly on {sizes.tp} tensor-parallel ranks"
-        yield BridgeProblem("RUN-BRIDGE-TENSOR", key("backend"), message, "write t1 for attention", is_key=True)
+        yield BridgeProblem(key("backend"), message, "write t1 for attention", is_key=True)
     config = {**_families()[family]["defaults"], **config}
     slides = family in WINDOWS and config["sliding_window"] and config.get("use_sliding_window", True)
     sinks = family == "gpt_oss"  # computed by torch's kernel for whole sequences
     if sizes.cp > 1 and (slides or sinks) and not config.get("attn_logit_softcapping"):  # caps: attention of our own
         what = "sinks and sliding windows" if sinks else "sliding windows"
         message = f"the attention of {sizes.cp} context-parallel ranks has no {what}"
-        yield BridgeProblem("RUN-BRIDGE-WINDOW", key("backend"), message, "write c1 for attention", is_key=True)
+        yield BridgeProblem(key("backend"), message, "write c1 for attention", is_key=True)
     yield from _field_problems(family, config)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(name), Mapping):
@@ -108,11 +106,11 @@ def _family_problem(bridge_type: str, config: Mapping[str, Any], key: KeyOf) -> 
         if others := [other for other in BRIDGES if family in _check_served(other)]:
             field, remedy = key(_BRIDGE), f"write {key(_BRIDGE)}={others[0]}"
         message = f"the model is a {family}, for which {_missing(bridge_type, str(family))}"
-        return BridgeProblem("RUN-BRIDGE-FAMILY", field, message, remedy, is_key=bool(others))
+        return BridgeProblem(field, message, remedy, is_key=bool(others))
     architecture, given = _families()[family]["architecture"], config.get("architectures")
     if given and list(given) != [architecture]:
         message = f"a {family} is trained as {architecture}, but this checkpoint is {', '.join(given)}"
-        return BridgeProblem("RUN-BRIDGE-ARCHITECTURE", "architectures", message, f"use a checkpoint of {architecture}")
+        return BridgeProblem("architectures", message, f"use a checkpoint of {architecture}")
     return None
 
 
@@ -150,7 +148,7 @@ def _latent_problems(family: str, config: Mapping[str, Any]) -> Iterator[BridgeP
     if values > wide:
         message = f"values have {values} dimensions, and Megatron-core truncates them to the {wide} of queries"
         remedy = f"use a model whose config.json has v_head_dim = {wide}"
-        yield BridgeProblem("RUN-BRIDGE-FIELD", "v_head_dim", message, remedy, str(wide))
+        yield BridgeProblem("v_head_dim", message, remedy, str(wide))
     if family == "glm4_moe_lite" and (kinds := config.get("mlp_layer_types")):
         usual = ["dense", *["sparse"] * (config["num_hidden_layers"] - 1)]  # bridges ignore the field
         if kinds != usual:
@@ -185,7 +183,7 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
         if not isinstance(rope.get(field), int | float):
             message = f"a rotary embedding of type {kind} needs the number {field}, not {rope.get(field)!r}"
             remedy = "write the value with which the model was trained"
-            yield BridgeProblem("RUN-BRIDGE-ROPE", f"{name}.{field}", message, remedy)
+            yield BridgeProblem(f"{name}.{field}", message, remedy)
     partial = ALLOWED.get(f"{family}.partial_rotary_factor", ALLOWED["partial_rotary_factor"])
     if rope.get("partial_rotary_factor") not in partial:
         yield _refuse(family, f"{name}.partial_rotary_factor", rope["partial_rotary_factor"], partial[-1])
@@ -194,14 +192,14 @@ def _rope_problems(family: str, name: str, rope: Mapping[str, Any]) -> Iterator[
         yield _refuse(family, f"{name}.{field}", rope[field], None)
     if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
         message = "Hugging Face and SGLang interpret mscale without mscale_all_dim differently"
-        yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "write both or neither")
+        yield BridgeProblem(f"{name}.mscale", message, "write both or neither")
     elif (
         family in LATENT
         and kind == "yarn"
         and not (rope.get("mscale") and rope["mscale"] == rope.get("mscale_all_dim"))
     ):
         message = "Megatron-core scales all of latent attention's scores, so mscale and mscale_all_dim have to be equal"
-        yield BridgeProblem("RUN-BRIDGE-MSCALE", f"{name}.mscale", message, "use a model that has the same for both")
+        yield BridgeProblem(f"{name}.mscale", message, "use a model that has the same for both")
 
 
 def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem:
@@ -210,7 +208,7 @@ def _refuse(family: str, field: str, value: Any, would_do: Any) -> BridgeProblem
     )
     text = would_do if isinstance(would_do, str) else json.dumps(would_do)
     remedy = f"use a model whose config.json has {field} = {text}"
-    return BridgeProblem("RUN-BRIDGE-FIELD", field, message, remedy, text)
+    return BridgeProblem(field, message, remedy, text)
 
 
 def _check_served(bridge_type: str) -> list[str]:
