@@ -1,6 +1,7 @@
 """Capabilities of a run: their checks, and their hooks in the training loop."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,10 +19,12 @@ from areal_like.job import Job
 from areal_like.metrics.record import Record
 from areal_like.registry import find_modules
 from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.protocol import MakesWorkflows, Score
 from areal_like.rollout.teacher import Teacher
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Device, Prompt
 from areal_like.weights.sync import WeightSync
+from areal_like.workflows.single_turn import SingleTurns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +72,29 @@ class Started:
     say: Callable[[str], None]
 
 
+type OpenWorkflows = Callable[[Job, ServerPool, Score], AbstractAsyncContextManager[MakesWorkflows]]
+"""Return the workflows of a run, or of one of several adapters."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
     none of it.
+    `workflows` makes those of a run while its context is open, given a function for messages and the directory of logs;
+    the first capability that has them replaces the built-in workflow. `scores_episodes` tells whether a workflow's
+    episodes, named as in the configuration, are scored by the section `reward` too.
     `uses_reference` tells whether a run needs the section `ref` for it.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
+    workflows: Callable[[Job, Callable[[str], None], Path], AbstractAsyncContextManager[OpenWorkflows] | None] = (
+        lambda job, say, logs: None
+    )
+    scores_episodes: Callable[[RunConfig, str], bool] = lambda config, workflow: False
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
 
 
@@ -103,6 +117,21 @@ def make_hooks(started: Started) -> list[Hook]:
 def make_stream(job: Job) -> PromptStream | None:
     """Return the stream of prompts that a capability makes, None where none does."""
     return next((stream for each in capabilities() if (stream := each.stream(job)) is not None), None)
+
+
+def open_workflows(job: Job, say: Callable[[str], None], logs: Path) -> AbstractAsyncContextManager[OpenWorkflows]:
+    """Return the factory of a run's workflows as a context, which holds their processes."""
+    found = (each.workflows(job, say, logs) for each in capabilities())
+    return next((own for own in found if own is not None), nullcontext(_single_turns))
+
+
+def _single_turns(job: Job, pool: ServerPool, score: Score) -> AbstractAsyncContextManager[MakesWorkflows]:
+    return nullcontext(SingleTurns(pool, score))
+
+
+def scores_episodes(config: RunConfig, workflow: str) -> bool:
+    """Return whether the section `reward` scores episodes of a workflow."""
+    return any(each.scores_episodes(config, workflow) for each in capabilities())
 
 
 def uses_reference(config: RunConfig) -> bool:

@@ -22,6 +22,7 @@ import aiohttp
 import torch
 import typer
 
+from areal_like.capabilities.agents.make import Workflows
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.config.load import load
 from areal_like.config.schema import RunConfig
@@ -31,7 +32,6 @@ from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Workflow
 from areal_like.runtime.gc_tuning import gc_tuned
 from areal_like.types import Prompt, Reward
-from areal_like.workflows.make import Workflows
 from areal_like.workflows.single_turn import SingleTurn
 from benchmarks.report import save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version, start_server

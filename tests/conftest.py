@@ -32,7 +32,7 @@ LONGEST = (
     "cluster",
     "trainer",
     "models",
-    "workflows",
+    "agents",
     "checkpoint",
     "rewards",
     "weights",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,6 +51,24 @@ def own_host(interface: str) -> str:
             "interface, or set weight_update.url to a web server"
         )
     return address
+
+
+def own_address(fix: str) -> str:
+    """Return the address by which other hosts reach this one.
+
+    It is the Ray cluster's address of this host, else the default route's. Raises ClusterError, which ends with `fix`,
+    on a host without a route.
+    """
+    import ray
+
+    if ray.is_initialized() and not ipaddress.ip_address(address := ray.util.get_node_ip_address()).is_loopback:
+        return str(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the address is for documentation (RFC 5737)
+        except OSError as error:
+            raise ClusterError(f"this host has no route to others ({error.strerror}). {fix}") from error
+        return str(probe.getsockname()[0])
 
 
 def choose(addresses: Sequence[tuple[str, str]], interface: str) -> str | None:

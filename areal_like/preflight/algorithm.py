@@ -164,7 +164,7 @@ def _overlong(config: RunConfig, settings: Settings) -> Iterator[Finding]:
         message += f"a response has at most {longest} (gconfig.max_new_tokens)"
         help = f"write actor.overlong_tokens={longest} or less"
         yield finding("RUN-ALGORITHM-OVERLONG-TOKENS", "actor.overlong_tokens", message, help)
-    if settings.overlong_penalty_factor and "workflow" in config.workflows:
+    if settings.overlong_penalty_factor and config.played_by is not None:
         key = "actor.overlong_penalty_factor"
         message = f"an episode of several turns counts as one response of at most {longest} tokens (max_new_tokens)"
         help = f"write {key}=0 if episodes have several turns"

@@ -14,7 +14,6 @@ from areal_like.preflight.several_adapters import check_several_adapters
 from areal_like.preflight.sharing import check_sharing
 from areal_like.preflight.teacher import check_teacher
 from areal_like.preflight.view import RoleView
-from areal_like.preflight.workflow import check_workflow
 
 
 def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
@@ -29,6 +28,5 @@ def run_checks(known: Known, views: Sequence[RoleView]) -> Iterator[Finding]:
     yield from check_router_replay(config, spec, plan)
     yield from check_sharing(config, device, plan)
     yield from check_host_memory(config, device, plan, known.models)
-    yield from check_workflow(config, dry_run=known.dry_run)
     yield from check_resume(config, trained, plan, known.steps)
     yield from check_capabilities(known)

@@ -80,6 +80,6 @@ def _list_excluded(view: RoleView) -> Iterator[str]:
 
 def _longest(config: RunConfig) -> tuple[str, int]:
     """Return the key that bounds a sequence, and how many of its tokens that key does not count."""
-    if "workflow" in config.workflows and config.episode.max_tokens is not None:
+    if config.played_by is not None and config.longest_episode is not None:
         return "episode.max_tokens", 0
     return "gconfig.max_new_tokens", config.longest_sequence - config.gconfig.max_new_tokens

@@ -7,11 +7,11 @@ from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
+from areal_like.capability import scores_episodes
 from areal_like.config.findings import finding, missing_package
 from areal_like.config.schema import (
     MOST_KEPT,
     SERVER_RESERVE,
-    SINGLE_TURN,
     ActorConfig,
     CriticConfig,
     RunConfig,
@@ -22,7 +22,6 @@ from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.preflight.answers import answer_check
 from areal_like.preflight.prompt_results import check_visits
-from areal_like.preflight.workflow import plays_groups
 from areal_like.trainer.megatron.options import row_multiple
 from areal_like.trainer.packing import alignment_of
 from areal_like.types import Prompt
@@ -43,15 +42,12 @@ def find_prompts(config: RunConfig, tokenizer: Tokenizer | None) -> tuple[Prompt
         code = _NOTES.get(field, "RUN-DATASET-NULLS")
         findings.append(finding(code, f"{key}.{field}", text, severity=Severity.WARNING))
 
-    played = {"train_dataset": config.workflow} | {
-        _section(name): it.workflow for name, it in config.evaluations.items()
-    }
+    played = {"train_dataset": config.played_by}
+    played |= {_section(name): data.played_by for name, data in config.evaluations.items()}
     imitated = _IMITATED if config.warm_start else ()
     for key, dataset in datasets.items():
         reference = played.get(key)
-        judged = reference in (None, SINGLE_TURN) or (
-            config.episode.on_timeout == "grade" and not plays_groups(reference)
-        )
+        judged = reference is None or scores_episodes(config, reference)
         check = answer_check(config.reward) if judged else None
         try:
             if dataset is not None:
@@ -202,8 +198,8 @@ def _context(config: RunConfig, spec: ModelSpec | None) -> Iterator[Finding]:
 def _lengths(config: RunConfig) -> Iterator[tuple[int, str, int]]:
     """Yield what a server's context must hold: tokens, and the key that requires them, with its value."""
     own, most = config.evaluator.datasets, config.gconfig.max_new_tokens
-    if config.workflows and config.episode.max_tokens is not None:
-        yield config.episode.max_tokens, "episode.max_tokens", config.episode.max_tokens
+    if (episode := config.longest_episode) is not None:
+        yield episode, "episode.max_tokens", episode
     yield config.longest_sequence, "gconfig.max_new_tokens", most
     for name, data in config.evaluations.items():
         section = _section(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
 from areal_like.config.findings import finding
-from areal_like.config.schema import SINGLE_TURN, RunConfig
+from areal_like.config.schema import RunConfig
 from areal_like.preflight.chat_judge import check_chat_judge
 from areal_like.preflight.reward_model import check_reward_model
 from areal_like.rewards import functions
@@ -43,7 +43,7 @@ def _check_functions(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[F
 def _group_sizes(config: RunConfig) -> Sequence[int]:
     """Return how many responses a function that compares is given at once, in training first."""
     sets = config.evaluations.values() if config.evaluates else ()
-    evaluated = [data.n_samples or 1 for data in sets if data.workflow == SINGLE_TURN]
+    evaluated = [data.n_samples or 1 for data in sets if data.played_by is None]
     return list(dict.fromkeys([config.gconfig.n_samples, *evaluated]))
 
 

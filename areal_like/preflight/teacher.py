@@ -60,7 +60,7 @@ def check_teacher(
 def _images(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     """Check that a teacher, who scores tokens alone, needs no images: of the data, or of an agent's messages."""
     pictured = next((prompt for prompt in prompts if prompt.images), None)
-    if pictured is None and "workflow" not in config.workflows:
+    if pictured is None and config.played_by is None:
         return
     where = "an agent's messages may have images" if pictured is None else f"row {pictured.sample_id + 1} has images"
     message = f"a teacher scores the tokens of text alone, and {where}"
@@ -150,7 +150,7 @@ def _longest_hinted(
 ) -> tuple[Prompt, int] | None:
     """Return the prompt with the longest text of prompt and hint, and its tokens; None without hints."""
     with_hint = [prompt for prompt in prompts if value_at(prompt.row, field) is not None]
-    if "workflow" in config.workflows or not with_hint:
+    if config.played_by is not None or not with_hint:
         return None
     longest = max(with_hint, key=lambda prompt: len(str(value_at(prompt.row, field))) + len(prompt.tokens))
     return longest, len(hinted_tokens(config.train_dataset, tokenizer, longest, field))
@@ -172,7 +172,7 @@ def _tokenizer(path: str, tokenizer: Tokenizer) -> Iterator[Finding]:
 def _hint(config: RunConfig, field: str, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     problem, near, help = None, list[str](), "name a column of every row, or write teacher.hint_field=null"
     without = next((prompt for prompt in prompts if value_at(prompt.row, field) is None), None)
-    if "workflow" in config.workflows:
+    if config.played_by is not None:
         problem = "hints are added to single-turn prompts only, and the run has a workflow"
         help = "write teacher.hint_field=null"
     elif without is not None:

@@ -8,13 +8,13 @@ from areal_like.config.schema import evaluation_name
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.collector import Collector
+from areal_like.rollout.protocol import MakesWorkflows
 from areal_like.run.collecting import evaluation_sets, make_collector
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.run.loop import Parts
 from areal_like.run.policies import Collectors, Policy, state_of
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync
-from areal_like.workflows.make import Workflows
 
 
 def make_adapter_parts(
@@ -22,7 +22,7 @@ def make_adapter_parts(
     state: RunState,
     trainers: Mapping[str, Trainer],
     sync: WeightSync,
-    scoring: Mapping[str, tuple[Rewards, Workflows]],
+    scoring: Mapping[str, tuple[Rewards, MakesWorkflows]],
     tasks: asyncio.TaskGroup,
 ) -> Parts:
     """Return the parts of a run; its adapters have trainers and scoring by name, and share the rest."""

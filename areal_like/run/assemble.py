@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+from areal_like.capability import open_workflows
 from areal_like.cluster.run import RunCluster, run_cluster
 from areal_like.config.schema import TrainerRole
 from areal_like.job import Job
@@ -30,7 +30,6 @@ from areal_like.run.start import make_supervisor, start_scorer
 from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
 from areal_like.runtime.watchdog import watch_loop
-from areal_like.workflows.make import user_processes
 
 
 async def run(job: Job, view: View) -> None:
@@ -70,12 +69,11 @@ async def _run_on(
     cluster: RunCluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
     config, record = job.config, opened.record
-    playing = user_processes(config, view.say, record.directory / "logs/workflows.log") if config.workflows else None
-    stacks = record.directory / "logs/stacks.log"
+    logs = record.directory / "logs"
     async with (
-        watch_loop(stacks),
+        watch_loop(logs / "stacks.log"),
         make_judge_elsewhere(job) as elsewhere,
-        playing or nullcontext() as processes,
+        open_workflows(job, view.say, logs) as make_workflows,
         asyncio.TaskGroup() as tasks,
     ):
         scorers = {
@@ -90,9 +88,7 @@ async def _run_on(
             make_served_judge(job, scoring, cluster.token) as served,
             make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
             make_file_source(cluster, config) as source,
-            make_scoring(
-                job, pool, view, record.directory / "logs/rewards.log", processes, model, elsewhere or served
-            ) as scored,
+            make_scoring(job, pool, view, logs / "rewards.log", make_workflows, model, elsewhere or served) as scored,
         ):
             supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
             watching = tasks.create_task(supervisor.keep())

@@ -1,29 +1,17 @@
 """Builds a run's groups and its evaluation sets from the configuration: prompts, workflows and admission."""
 
 import asyncio
-from typing import Protocol
 
 from areal_like.checkpoint.state import RunState
-from areal_like.config.schema import SINGLE_TURN
 from areal_like.data.stream import PromptStream
 from areal_like.job import Job
 from areal_like.rollout.admission import Admission
 from areal_like.rollout.collector import Collector
 from areal_like.rollout.pool import Sampling
-from areal_like.rollout.protocol import Workflow
+from areal_like.rollout.protocol import MakesWorkflows
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.evaluation import EvaluationSet
 from areal_like.run.prompt_results import PromptResults
-
-
-class MakesWorkflows(Protocol):
-    """A factory of workflows for training and evaluation, as areal_like/workflows/make.py has it."""
-
-    def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
-        """Return the run's workflow."""
-
-    def evaluate(self, workflow: str, sampling: Sampling, n_samples: int) -> Workflow:
-        """Return the workflow of an evaluation set."""
 
 
 def make_collector(
@@ -97,7 +85,5 @@ def evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, Evaluation
             adapter=job.adapter,
             trained=False,
         )
-        sets[name] = EvaluationSet(
-            job.evaluated[name], workflows.evaluate(data.workflow or SINGLE_TURN, sampling, n_samples), n_samples
-        )
+        sets[name] = EvaluationSet(job.evaluated[name], workflows.evaluate(data, sampling, n_samples), n_samples)
     return sets

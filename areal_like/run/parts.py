@@ -8,6 +8,7 @@ from areal_like.checkpoint.state import RunState
 from areal_like.data.prompt_values import PromptValues, prompt_keys
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
+from areal_like.rollout.protocol import MakesWorkflows
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
 from areal_like.run.evaluation import Evaluator
@@ -16,7 +17,6 @@ from areal_like.run.policies import Policy
 from areal_like.run.prompt_results import PromptResults
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.sync import WeightSync
-from areal_like.workflows.make import Workflows
 
 
 def make_parts(
@@ -25,7 +25,7 @@ def make_parts(
     trainer: Trainer,
     sync: WeightSync,
     rewards: Rewards,
-    workflows: Workflows,
+    workflows: MakesWorkflows,
     tasks: asyncio.TaskGroup,
     teacher: Teacher | None = None,
     results: PromptResults | None = None,

@@ -7,18 +7,18 @@ from typing import NamedTuple
 from areal_like.config.schema import TrainerRole
 from areal_like.rewards.scoring import Rewards
 from areal_like.rollout.pool import ServerPool
+from areal_like.rollout.protocol import MakesWorkflows
 from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
-from areal_like.workflows.make import Workflows
 
 
 class Scoring(NamedTuple):
     """Judges of responses, and the workflows that use them."""
 
     rewards: Rewards
-    workflows: Workflows
+    workflows: MakesWorkflows
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from areal_like.cluster.interfaces import own_host
+from areal_like.cluster.interfaces import own_address, own_host
+from areal_like.cluster.ray_cluster import LOOPBACK
 from areal_like.cluster.run import RunCluster
 from areal_like.config.schema import OWN_FILES, RunConfig
 from areal_like.data.dataset import hinted_tokens
@@ -21,7 +22,6 @@ from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.teacher import Teacher
 from areal_like.run.start import Scorer
 from areal_like.weights.deltas.file_server import FileServer
-from areal_like.workflows.endpoint import LOOPBACK, own_address
 
 
 def make_pool(config: RunConfig, urls: list[str], token: str) -> ServerPool:
@@ -68,7 +68,9 @@ async def make_file_source(cluster: RunCluster, config: RunConfig) -> AsyncItera
 
 def _own_host(interface: str | None) -> str:
     """Return this host's address for the servers of the run. Raises ClusterError."""
-    return own_address() if interface is None else own_host(interface)
+    if interface is not None:
+        return own_host(interface)
+    return own_address("Set cluster.interface to an interface that all nodes have")
 
 
 def make_reward_model(

@@ -1,10 +1,12 @@
 """Single-turn groups: a prompt, n samples, and a reward for each."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from areal_like.config.schema import EvaluationConfig
 from areal_like.rollout.pool import Sampling, ServerPool
 from areal_like.rollout.protocol import Score
 from areal_like.rollout.turns import Turns
@@ -40,6 +42,26 @@ class SingleTurn:
         except asyncio.CancelledError:
             self.pool.cancel(responses)
             raise
+
+
+@dataclass(frozen=True)
+class SingleTurns:
+    """The factory of a run without other workflows; see MakesWorkflows."""
+
+    pool: ServerPool
+    score: Score
+
+    def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> SingleTurn:
+        """Return the run's workflow."""
+        return SingleTurn(self.pool, self.score, sampling, n_samples, seed)
+
+    def evaluate(self, data: EvaluationConfig, sampling: Sampling, n_samples: int) -> SingleTurn:
+        """Return the workflow of an evaluation set."""
+        return SingleTurn(self.pool, self.score, sampling, n_samples)
+
+    def counts(self) -> Mapping[str, float]:
+        """Return nothing: every sample is a trajectory."""
+        return {}
 
 
 def sample_seeds(seed: int, group_id: int, n_samples: int) -> list[int]:

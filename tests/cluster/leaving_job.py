@@ -97,9 +97,9 @@ def player(_: bytes) -> Any:
 
 
 async def main(end: str, folder: Path) -> None:
+    from areal_like.capabilities.agents.workers.processes import UserProcesses
+    from areal_like.capabilities.agents.workers.remote import CallStart, EndedWorker, WorkerLimits
     from areal_like.cluster.lifetime import run_lifetime
-    from areal_like.runtime.processes import UserProcesses
-    from areal_like.runtime.remote import CallStart, EndedWorker, WorkerLimits
 
     async def nothing(method: str, question: bytes) -> bytes:
         raise AssertionError

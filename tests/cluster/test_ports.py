@@ -11,14 +11,14 @@ import pytest
 from limits import HUNG_S
 from torch.distributed import TCPStore
 
+from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
+from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.cluster.placement import url
 from areal_like.cluster.ports import PORTS_VARIABLE, listen, port_range, reserve_port, stop_listening
 from areal_like.cluster.ray_cluster import address_problem
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import load
-from areal_like.workflows.endpoint import Endpoint, EndpointSettings
-from areal_like.workflows.openai_api import OpenSessions
 
 PORTS = "21000-21015"
 

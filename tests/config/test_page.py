@@ -2,8 +2,9 @@ import re
 import runpy
 from pathlib import Path
 
+from areal_like.capabilities.mcp.schema import McpServerConfig
 from areal_like.config.keys import all_keys
-from areal_like.config.schema import AdapterConfig, EvaluationConfig, McpServerConfig, MixtureConfig, RewardPartConfig
+from areal_like.config.schema import AdapterConfig, EvaluationConfig, MixtureConfig, RewardPartConfig
 
 GENERATOR = runpy.run_path(str(Path(__file__).parents[2] / "docs/generate/configuration.py"))
 PAGE, page = GENERATOR["PAGE"], GENERATOR["page"]

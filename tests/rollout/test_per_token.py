@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from areal_like.algorithms.batch import batch_of, join, policy_batches
 from areal_like.algorithms.types import Algorithm
+from areal_like.capabilities.agents.provenance import Generated, Responses
 from areal_like.columns import Ragged
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.errors import ServerError
@@ -32,7 +33,6 @@ from areal_like.trainer.packing import packs
 from areal_like.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
 from areal_like.workflows.joining import as_response as prompt_of
 from areal_like.workflows.joining import join_parts
-from areal_like.workflows.provenance import Generated, Responses
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
 SAMPLING = Sampling(max_new_tokens=4, routes=SHAPE)

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 
+from areal_like.capabilities.agents.group import Rollout
 from areal_like.config.schema import EvaluatorConfig
 from areal_like.data.stream import PromptStream
 from areal_like.rollout import pool, router
@@ -23,7 +24,6 @@ from areal_like.rollout.sglang.http import Deadline
 from areal_like.rollout.token_ledger import token_ledger
 from areal_like.run.evaluation import EvaluationSet, Evaluator
 from areal_like.types import Ints, Prompt, Reward, Trajectory
-from areal_like.workflows.group import Rollout
 from areal_like.workflows.single_turn import SingleTurn
 
 STOP, ENDLESS = 7, 50

@@ -131,20 +131,39 @@ def test_each_part_imports_only_parts_below_it(own, order):
     assert wrong == []
 
 
-def test_only_a_capability_imports_a_capability_and_only_itself():
+def test_only_a_capability_imports_a_capability_only_itself_and_its_needs():
     """So that its folder can be deleted; the rest finds capabilities by `areal_like.registry`."""
+
+    def folder(module: str) -> str:
+        return module.removeprefix(CAPABILITIES).split(".")[0] if module.startswith(CAPABILITIES) else ""
+
+    needs = {folder(module): names for module in OWN if (names := needs_of(module))}
+    assert set(needs) == {"mcp", "sandbox"}
     wrong = [
         f"{module} imports {name}"
         for module, names in GRAPH.items()
         for name in names
-        if name.startswith(CAPABILITIES) and module.split(".")[:3] != name.split(".")[:3]
+        if folder(name) and folder(name) not in {folder(module), *needs.get(folder(module), ())}
     ]
     assert wrong == []
 
 
+def needs_of(module: str) -> list[str]:
+    """Return the names in NEEDS of a capability's package."""
+    values = [
+        node.value
+        for node in TREES[module].body
+        if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "NEEDS" for target in node.targets)
+    ]
+    return [name for value in values for name in ast.literal_eval(value)]
+
+
 def test_keys_of_capabilities_are_known_without_the_rest_of_them():
     """The configuration is complete before a capability is loaded, and `--help` answers at once."""
-    light = {"schema": ("areal_like.config.section", "areal_like.config.ignored"), "commands": ()}
+    light = {
+        "schema": ("areal_like.config.section", "areal_like.config.ignored", "areal_like.config.added"),
+        "commands": (),
+    }
     wrong = [
         f"{module} imports {name}"
         for module in OWN

@@ -16,11 +16,12 @@ from tolerance import rounding
 from trainer_jobs import Setting
 
 from areal_like.algorithms.batch import batch_of
-from areal_like.config.schema import BranchConfig, MicroBatchConfig
+from areal_like.capabilities.agents.branching import Branching
+from areal_like.capabilities.agents.schema import BranchConfig
+from areal_like.config.schema import MicroBatchConfig
 from areal_like.rollout.pool import Sampling
 from areal_like.trainer.packing import packs
 from areal_like.types import Prompt, Reward, Trajectory, generated_in
-from areal_like.workflows.branching import Branching
 
 pytestmark = pytest.mark.covers("shared prompts")
 TEMPERATURE = 0.9

@@ -20,7 +20,6 @@ from areal_like.config.schema.data import (
     ValidDatasetConfig,
 )
 from areal_like.config.schema.machines import ClusterConfig, SchedulerConfig
-from areal_like.config.schema.mcp import McpServerConfig
 from areal_like.config.schema.outputs import (
     MLflowConfig,
     RecoverConfig,
@@ -35,16 +34,12 @@ from areal_like.config.schema.rollout import (
     MOST_KEPT,
     OWN_FILES,
     SERVER_RESERVE,
-    SINGLE_TURN,
-    BranchConfig,
-    EpisodeConfig,
     GenerationConfig,
     RolloutConfig,
     SGLangConfig,
     WeightUpdateConfig,
 )
 from areal_like.config.schema.run import SCORERS, RunConfig, evaluation_name
-from areal_like.config.schema.sandbox import CONTAINER_TOOLS, SandboxConfig
 from areal_like.config.schema.teacher import TeacherConfig
 from areal_like.config.schema.trainer import (
     DType,

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.added import takes_keys
 from areal_like.config.ignored import Ignored, ignored_if, with_settings
-from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.trainer import EngineConfig, InitModelConfig, OptimizerConfig
 from areal_like.config.section import Section
 

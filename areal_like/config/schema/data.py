@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from areal_like.config.added import takes_keys
 from areal_like.config.ignored import Ignored
-from areal_like.config.schema.added import takes_keys
 from areal_like.config.section import PATH, TEMPERATURE, Section
 
 _SET_NAME = StringConstraints(pattern=r"^\w[\w.-]*$", max_length=64)
@@ -134,6 +134,7 @@ class TrainDatasetConfig(DatasetConfig):
         return {"": self.weight, **further} if further else None
 
 
+@takes_keys("valid_dataset")
 class ValidDatasetConfig(DatasetConfig):
     """Evaluation prompts."""
 
@@ -141,8 +142,11 @@ class ValidDatasetConfig(DatasetConfig):
     """Split of a Hugging Face dataset or of a folder whose files name splits; `train` or `test` of `arithmetic`."""
     max_samples: int | None = Field(None, ge=1)
     """Number of prompts, from the first one; null: all."""
-    workflow: str | None = None
-    """Workflow for this set, named as in `workflow`; `single_turn`: the built-in one; null: the run's."""
+
+    @property
+    def played_by(self) -> str | None:
+        """The workflow in the place of the built-in one, as a capability's keys have it; None without."""
+        return None
 
 
 class EvaluationConfig(ValidDatasetConfig):

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.added import takes_keys
 from areal_like.config.ignored import Ignored
-from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.section import PATH, Section
 

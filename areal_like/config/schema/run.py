@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from areal_like.config.ignored import Ignored
+from areal_like.config.added import takes_keys
 from areal_like.config.schema.actor import ActorConfig
 from areal_like.config.schema.adapters import Adapters
-from areal_like.config.schema.added import takes_keys
 from areal_like.config.schema.backends import MegatronConfig
 from areal_like.config.schema.chat_judge import ChatJudgeConfig
 from areal_like.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
@@ -21,8 +20,6 @@ from areal_like.config.schema.rewards import RewardConfig, RewardModelConfig
 from areal_like.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig
 from areal_like.config.schema.rollout import (
     SERVER_RESERVE,
-    SINGLE_TURN,
-    EpisodeConfig,
     GenerationConfig,
     RolloutConfig,
     SGLangConfig,
@@ -37,7 +34,6 @@ SCORERS = {
     "teacher": "teacher",
     "judge": "reward.judge",
 }  # the section of each engine that only scores
-_NO_WORKFLOW = Ignored("no workflow of your own is set (`workflow`)", lambda at: not at.run.workflows)
 
 
 @takes_keys("")
@@ -78,11 +74,6 @@ class RunConfig(Section):
     """Sampling."""
     reward: RewardConfig = RewardConfig()
     """Scoring."""
-    workflow: str | None = None
-    """Your own workflow, `my_workflow.py:run` or `package.module:run`, with parameters (row, client) or (prompt, n,
-    rollout); null: one prompt, n samples, one reward each."""
-    episode: Annotated[EpisodeConfig, _NO_WORKFLOW] = EpisodeConfig()
-    """Limits of an episode of `workflow`."""
     actor: ActorConfig
     """Trainer."""
     adapters: Adapters = Field({})
@@ -202,25 +193,37 @@ class RunConfig(Section):
 
     @property
     def longest_sequence(self) -> int:
-        """Most tokens of a trained sequence: a prompt and its response, or a trajectory of `workflow`."""
+        """Most tokens of a trained sequence: a prompt and its response, or an episode's."""
         if self.adapted:
             return max(config.longest_sequence for config in self.adapted.values())
-        if "workflow" in self.workflows and self.episode.max_tokens is not None:
-            return self.episode.max_tokens
+        if self.played_by is not None and self.longest_episode is not None:
+            return self.longest_episode
         prompts = [self.train_dataset.max_prompt_length]
         if self.valid_dataset is not None and self.warm_start is not None:  # which ends by the evaluation reward
             prompts.append(self.valid_dataset.max_prompt_length)
         return max(prompts) + self.gconfig.max_new_tokens
 
+    # Keys of a capability that has workflows overrule the next four.
+
+    @property
+    def played_by(self) -> str | None:
+        """The workflow of training prompts in the place of the built-in one; None without."""
+        return None
+
     @property
     def workflows(self) -> dict[str, str]:
-        """The user's own workflows, by the keys that name them."""
-        valid = self.valid_dataset.workflow if self.valid_dataset else None
-        named: dict[str, str | None] = {"workflow": self.workflow, "valid_dataset.workflow": valid}
-        named |= {
-            f"evaluator.datasets.{name}.workflow": data.workflow for name, data in self.evaluator.datasets.items()
-        }
-        return {key: it for key, it in named.items() if it is not None and it != SINGLE_TURN}
+        """All workflows in the place of the built-in one, by the keys that name them."""
+        return {}
+
+    @property
+    def longest_episode(self) -> int | None:
+        """Most tokens of a trajectory of these workflows; None: a prompt and its response."""
+        return None
+
+    @property
+    def set_defaults(self) -> dict[str, Any]:
+        """Values of the keys that a capability adds to evaluation sets, where a set has none of its own."""
+        return {}
 
     @property
     def evaluations(self) -> dict[str, EvaluationConfig]:
@@ -241,7 +244,7 @@ class RunConfig(Section):
             "top_p": self.evaluator.top_p,
             "top_k": self.evaluator.top_k,
             "max_new_tokens": self.evaluator.max_new_tokens or self.gconfig.max_new_tokens,
-            "workflow": self.workflow or SINGLE_TURN,
+            **self.set_defaults,
         }
         return {
             name: EvaluationConfig.model_validate(common | data.model_dump(exclude_none=True))
@@ -259,8 +262,7 @@ class RunConfig(Section):
     def longest_generated(self) -> int:
         """Most tokens of a prompt and its response, evaluation prompts included."""
         evaluated = (data.max_prompt_length + (data.max_new_tokens or 0) for data in self.evaluations.values())
-        played = self.episode.max_tokens or 0 if self.workflows else 0
-        return max(self.longest_sequence, *evaluated, played)
+        return max(self.longest_sequence, *evaluated, self.longest_episode or 0)
 
     @property
     def context_length(self) -> int:

@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from areal_like.config.added import takes_keys
 from areal_like.config.ignored import Ignored
-from areal_like.config.schema.added import takes_keys
 from areal_like.config.section import PATH, Section
 
 _ELSEWHERE = Ignored("`teacher.path` is null", lambda at: at.section.path is None)

@@ -1,0 +1,101 @@
+"""Checks of the user's own workflow: it exists, a run can call it, and its settings are valid."""
+
+import ssl
+from collections.abc import Iterator
+
+from allocation.diagnostics import Finding
+from areal_like.capabilities.agents.branch_checks import check_branches
+from areal_like.capabilities.agents.forms import Level, WorkflowError, level_of
+from areal_like.capabilities.agents.schema import EpisodeConfig
+from areal_like.capabilities.agents.settings import episode_of
+from areal_like.capability import Known
+from areal_like.cluster.ports import reserve_port
+from areal_like.config.findings import finding, nearest_words, warn_ignored
+from areal_like.config.schema import RewardConfig, RunConfig
+from areal_like.rollout.sglang.options import tool_call_parsers
+from areal_like.runtime.user_code import Portable, UserCodeError, load_object
+
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+def check_workflow(known: Known) -> Iterator[Finding]:
+    """Load every workflow and look at its parameters; it is not run.
+
+    A dry run, which may be on another host, does not try the address of the endpoint.
+    """
+    config, episode, levels = known.config, episode_of(known.config), dict[str, Level]()
+    for key, reference in config.workflows.items():
+        try:
+            levels[key] = level_of(load_object(reference))
+            Portable.pack(reference)
+        except UserCodeError as error:
+            yield finding("RUN-WORKFLOW-LOAD", key, str(error))
+        except WorkflowError as error:
+            yield finding("RUN-WORKFLOW-FORM", key, f"{reference} cannot be called: {error}")
+    yield from check_branches(config, per_group=levels.get("workflow") == "group")
+    if not config.workflows:
+        return
+    if episode.endpoint:
+        yield from _endpoint(episode, dry_run=known.dry_run)
+    grades = episode.on_timeout == "grade"
+    if grades and levels and "episode" not in levels.values():
+        yield warn_ignored("episode.on_timeout", "the workflow runs whole groups, not episodes")
+    judges = grades or any(data.played_by is None for data in config.evaluations.values())
+    if levels.get("workflow") == "episode" and not judges and config.reward != RewardConfig():
+        yield warn_ignored("reward", "the workflow returns the reward of an episode itself")
+    name, parsers = episode.tool_call_parser, tool_call_parsers()
+    if name is not None and name not in parsers:
+        help = f"choose one of {', '.join(parsers)}"
+        message = f"SGLang has no tool-call parser {name!r}"
+        yield finding(
+            "RUN-WORKFLOW-TOOL-PARSER", "episode.tool_call_parser", message, help, nearest=nearest_words(name, parsers)
+        )
+
+
+def scores_episodes(config: RunConfig, reference: str) -> bool:
+    """Return whether episodes that reach a limit are graded; not those of groups.
+
+    A workflow that cannot be loaded counts as one of episodes: a finding reports it.
+    """
+    if episode_of(config).on_timeout != "grade":
+        return False
+    try:
+        return level_of(load_object(reference)) == "episode"
+    except (UserCodeError, WorkflowError):
+        return True
+
+
+def _endpoint(episode: EpisodeConfig, *, dry_run: bool) -> Iterator[Finding]:
+    """Check that the endpoint can listen on its address, and that its certificate and key belong together."""
+    if host_problem := None if dry_run else _host_problem(episode.endpoint_host):
+        help = "name an address of this host, or write episode.endpoint_host=auto"
+        yield finding("RUN-ENDPOINT-HOST", "episode.endpoint_host", host_problem, help)
+    certificate, key = episode.endpoint_certificate, episode.endpoint_key
+    if certificate is None and key is None:
+        return
+    problem = "the certificate and its key are needed together" if None in (certificate, key) else None
+    try:
+        if certificate and key:
+            no_password = b""  # an encrypted key fails, instead of asking at the terminal
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, lambda: no_password)
+    except (OSError, ssl.SSLError) as error:
+        problem = f"the certificate and its key cannot be used: {error}"
+    if problem:
+        help = (
+            "set episode.endpoint_certificate and episode.endpoint_key to PEM files of one certificate, with the key not "
+            "encrypted, or both to null"
+        )
+        yield finding("RUN-ENDPOINT-TLS", "episode.endpoint_certificate", problem, help)
+
+
+def _host_problem(host: str | None) -> str | None:
+    """Return why the endpoint cannot listen on an address, or agents could not reach it there."""
+    if host in (None, "auto"):
+        return None
+    if host in _WILDCARDS:
+        return f"agents cannot reach {host}, which stands for every address of a host"
+    try:
+        reserve_port(str(host)).close()
+    except OSError as error:
+        return f"this host cannot listen on {host}: {error.strerror}"
+    return None

@@ -1,0 +1,220 @@
+"""The APIs of episodes: requests of OpenAI's and Anthropic's clients whose answers can be trained on.
+
+One function answers a request, however it arrives. Other requests are rejected with the name of the field.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import orjson
+
+from areal_like.capabilities.agents import responses_api
+from areal_like.capabilities.agents.anthropic_api import AnthropicMessage, as_chat_completion
+from areal_like.capabilities.agents.attempts import ONCE, Sending, sending
+from areal_like.capabilities.agents.chat_completions import ChatCompletion
+from areal_like.capabilities.agents.conversation import MOST_LEVELS, is_too_deep
+from areal_like.capabilities.agents.ignored_fields import without_ignored, without_inert
+from areal_like.capabilities.agents.openai_requests import read_request
+from areal_like.capabilities.agents.refusal import Refused
+from areal_like.capabilities.agents.replies import MODEL, UNKNOWN_KEY, Reply, error_reply, json_reply
+from areal_like.capabilities.agents.session import Request, Session
+from areal_like.capabilities.agents.streams import EVENT_STREAM, Dialect, Stream
+from areal_like.capabilities.agents.turn import Turn
+from areal_like.errors import RunError
+
+
+class Api(Dialect, Protocol):
+    """Answers in the format of an API, whole or as events."""
+
+    def whole(self, turn: Turn) -> dict[str, Any]:
+        """Return a turn as an answer."""
+        ...
+
+
+type ReadRequest = Callable[[Mapping[str, Any], Session], Request]
+type MakeApi = Callable[[Session, Mapping[str, Any], int], Api]
+"""From the session, the fields of a request and its number to its answer."""
+
+
+class OpenSessions:
+    """The open episodes, each identified by an API key, which is valid until the episode ends."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Session] = {}
+
+    @contextmanager
+    def open(self, session: Session) -> Iterator[str]:
+        """Yield the key of a session, valid while the body runs."""
+        key = secrets.token_hex(16)
+        self._by_key[key] = session
+        try:
+            yield key
+        finally:
+            self.close(key)
+
+    def close(self, key: str) -> None:
+        """Abort a session's pending requests and invalidate its key."""
+        if (session := self._by_key.pop(key, None)) is not None:
+            session.attempts.abort()
+
+    def find(self, headers: Mapping[str, str]) -> Session | None:
+        """Return the session whose key a request has."""
+        scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+        keys = headers.get("x-api-key", ""), token.strip() if scheme.lower() == "bearer" else ""
+        return next((self._by_key[key] for key in keys if key in self._by_key), None)
+
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Answer one HTTP request once the answer is complete; see `answer`."""
+        return await _whole(await self.respond(method, path, headers, body))
+
+    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | Stream:
+        """Answer one HTTP request; see `respond`."""
+        if (session := self.find(headers)) is None:
+            return UNKNOWN_KEY
+        return await respond(session, method, path, body, sending(headers))
+
+
+async def answer(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply:
+    """Answer one HTTP request of an episode once the answer is complete, even for a stream."""
+    return await _whole(await respond(session, method, path, body, sent))
+
+
+async def respond(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply | Stream:
+    """Answer one HTTP request of an episode; a Stream has its first token, and the caller closes it.
+
+    Raises nothing; the session stores a server's failure.
+    """
+    try:
+        return await _answer(session, method, path.rstrip("/"), body, sent)
+    except Refused as refusal:
+        return error_reply(refusal.status, str(refusal), refusal.param, refusal.code)
+    except RunError as failure:
+        return error_reply(500, str(failure))
+
+
+async def _answer(session: Session, method: str, path: str, body: bytes, sent: Sending) -> Reply | Stream:
+    models = session.limits.models
+    if method in ("GET", "HEAD") and path.endswith("/models"):
+        return json_reply(200, _model_list(models))
+    if method in ("GET", "HEAD") and "/models/" in path:
+        name = path.partition("/models/")[2]
+        _check_model(name, models)
+        return json_reply(200, _model(name))
+    if method == "POST" and (read := _find(_COUNTS, path)):
+        return _count(session, _fields(session, body), read)
+    if method == "POST" and (found := _find(_APIS, path)):
+        return await _respond(session, _fields(session, body), sent, *found)
+    served = ", ".join(f"/v1{end}" for end in (*_APIS, *_COUNTS))
+    return error_reply(404, f"{method} {path} is not served: a run answers POST {served} and GET /v1/models")
+
+
+def _find[T](served: Mapping[str, T], path: str) -> T | None:
+    return next((found for end, found in served.items() if path.endswith(end)), None)
+
+
+def _fields(session: Session, body: bytes) -> dict[str, Any]:
+    fields = without_ignored(_object(body), session.limits.ignored_fields)
+    _check_model(fields.get("model"), session.limits.models)
+    return fields
+
+
+def _count(session: Session, fields: Mapping[str, Any], read: ReadRequest) -> Reply:
+    """Return the number of tokens of the prompt that a request would have; it is not a turn."""
+    tokens = session.count_prompt(read(without_inert(fields), session))
+    return json_reply(200, {"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def _respond(
+    session: Session, fields: Mapping[str, Any], sent: Sending, read: ReadRequest, make: MakeApi
+) -> Reply | Stream:
+    request = read(without_inert(fields), session)
+    is_streamed = bool(fields.get("stream"))
+    attempt = session.begin(request, sent, streamed=is_streamed)
+    api = make(session, fields, attempt.number)
+    if not is_streamed:
+        turn = await attempt.turn()
+        return json_reply(200, api.whole(turn), turn)
+    stream = Stream(session, attempt, request, api)
+    with ExitStack() as unless_begun:
+        unless_begun.callback(stream.close)
+        await stream.begin()
+        unless_begun.pop_all()
+    return stream
+
+
+def _check_model(name: Any, models: Sequence[str]) -> None:
+    """Raise Refused for a model that the run does not serve; a request without a name means the policy."""
+    if not name:
+        return
+    if not isinstance(name, str):
+        raise Refused(f"model: {name!r} is not a name", "model", "invalid_value")
+    if not any(name == model or fnmatchcase(name, model) for model in models):
+        served = ", ".join(_names(models))
+        raise Refused(
+            f"The model `{name}` does not exist. The run serves its policy under these names: {served}. Send one of "
+            "them, or add the name to `episode.models`.",
+            "model",
+            "model_not_found",
+            404,
+        )
+
+
+def _names(models: Sequence[str]) -> list[str]:
+    """Return the names without patterns."""
+    return [name for name in models if "*" not in name] or [MODEL]
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Return a model in the form of OpenAI and Anthropic."""
+    own = {"id": name, "object": "model", "created": 0, "owned_by": "run"}
+    return {**own, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+def _model_list(models: Sequence[str]) -> dict[str, Any]:
+    names = _names(models)
+    page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return {"object": "list", "data": [*map(_model, names)], **page}
+
+
+def _read_messages(fields: Mapping[str, Any], session: Session) -> Request:
+    return read_request(as_chat_completion(fields, session), session)
+
+
+def _read_response(fields: Mapping[str, Any], session: Session) -> Request:
+    return read_request(responses_api.as_chat_completion(fields, session), session)
+
+
+_APIS: Mapping[str, tuple[ReadRequest, MakeApi]] = {
+    "/chat/completions": (read_request, ChatCompletion),
+    "/messages": (_read_messages, AnthropicMessage),
+    "/responses": (_read_response, responses_api.OpenAIResponse),
+}
+
+_COUNTS: Mapping[str, ReadRequest] = {
+    "/messages/count_tokens": _read_messages,
+    "/responses/input_tokens": _read_response,
+}
+
+
+async def _whole(reply: Reply | Stream) -> Reply:
+    if isinstance(reply, Reply):
+        return reply
+    try:
+        return Reply(200, b"".join([part async for part in reply.events()]), EVENT_STREAM)
+    finally:
+        reply.close()
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Refused(f"the body is not JSON: {error}", None, "invalid_value") from error
+    if not isinstance(fields, dict):
+        raise Refused("the body is not an object", None, "invalid_value")
+    if is_too_deep(fields):
+        raise Refused(f"the body is nested more than {MOST_LEVELS} levels deep", None, "invalid_value")
+    return fields

@@ -1,0 +1,1 @@
+NEEDS = ("agents",)

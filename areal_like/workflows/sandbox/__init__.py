@@ -1,1 +1,0 @@
-"""Sandboxes: isolated process trees in which an episode runs its model's commands."""
