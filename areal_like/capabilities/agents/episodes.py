@@ -169,7 +169,7 @@ class _Group:
                     sessions[0].shared = max(begins_with, self._shared.given_by(number), key=len)
                     self._shared.watch(number, sessions[0])
                 key = keys.enter_context(context.sessions.open(sessions[0]))
-                row, served = dict(self._prompt.row), (context.base_url, context.sandbox, context.mcp_servers)
+                row, served = dict(self._prompt.row), (context.base_url, context.recipes)
                 return CallStart(pack_call(Episode(self._workflow.function, row, key, *served)), self._answer)
 
             try:
