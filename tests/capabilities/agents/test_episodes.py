@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted import Model, tokenizer
+from playing import ASK, Pool, score
+from scripted import tokenizer
 
 from areal_like.capabilities.agents import forms
 from areal_like.capabilities.agents.forms import WorkflowError, level_of
@@ -20,47 +21,13 @@ from areal_like.capabilities.agents.outcomes import EpisodesFailed
 from areal_like.capabilities.agents.workers.processes import UserProcesses
 from areal_like.config.load import load
 from areal_like.errors import ServerError
-from areal_like.rollout.pool import Response, Sampling
+from areal_like.rollout.pool import Sampling
 from areal_like.rollout.sglang.http import Unavailable
 from areal_like.runtime.user_code import register
-from areal_like.types import TURN_REWARDS, TURN_STATES, Prompt, Reward
+from areal_like.types import TURN_REWARDS, TURN_STATES, Prompt
 
 ROOT = Path(__file__).parents[3]
 ROW = {"question": "1 + 1?", "answer": "2", "chosen": "ab", "rejected": "b"}
-ASK = 'client.chat.completions.create(model="policy", messages=[{"role": "user", "content": row["question"]}])'
-
-
-class Pool(Model):
-    """A model in the place of the servers."""
-
-    version = 3
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        own = tokenizer("plain")
-        super().__init__(lambda n: [*own.encode_text("ab"), own.eos_token_ids[0]])
-        self.failure = failure
-        self.sessions: list[Any] = []
-        self.seeds: list[int | None] = []
-        self.prefilled: list[list[int]] = []
-        self.cancelled: list[Response] = []
-
-    def cancel(self, responses: Sequence[Response]) -> None:
-        self.cancelled += responses
-
-    async def sample(self, tokens: Sequence[int], sampling: Sampling, **more: Any) -> Any:
-        self.sessions.append(more["session"])
-        self.seeds.append(more.get("seed"))
-        await asyncio.sleep(0)
-        if self.failure:
-            raise self.failure
-        if sampling.max_new_tokens == 1:
-            self.prefilled.append(list(tokens))
-            return Response()
-        return await super().sample(tokens, sampling)
-
-
-async def score(prompt: Prompt, responses: Sequence[Any]) -> list[Reward]:
-    return [Reward(float(len(response))) for response in responses]
 
 
 @pytest.fixture

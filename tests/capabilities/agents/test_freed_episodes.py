@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_server import FakeServer, open_pool, output
+from playing import ASK, Pool, score
 from scripted import tokenizer
-from test_episodes import ASK, Pool, score
 
 from areal_like.capabilities.agents.make import Workflows
 from areal_like.capabilities.agents.playing import ENTRY

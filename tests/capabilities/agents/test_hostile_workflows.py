@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from limits import HUNG_S
+from playing import ASK, Pool, score
 from scripted import tokenizer
-from test_episodes import ASK, Pool, score
 
 from areal_like.capabilities.agents.make import Workflows
 from areal_like.capabilities.agents.playing import ENTRY

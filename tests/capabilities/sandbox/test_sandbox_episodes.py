@@ -12,9 +12,9 @@ import psutil
 import pytest
 from known import found_in
 from limits import HUNG_S
+from playing import ASK, Pool, score
 from sandboxes import why_not
 from scripted import tokenizer
-from test_episodes import ASK, Pool, score
 
 from areal_like.capabilities.agents.forms import WorkflowError, level_of
 from areal_like.capabilities.agents.make import Workflows
