@@ -1,0 +1,45 @@
+"""Resident memory of the processes of a run on this host, by names that stay the same when a process restarts."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from areal_like.runtime.descendants import descendants
+
+_RAY = re.compile(r"gcs_server|raylet|dashboard|DashboardAgent|runtime_env|RuntimeEnvAgent|log_monitor|ray::IDLE")
+_OWN_LOG = re.compile(r"([\w-]+)\.log")
+
+
+class Resident(NamedTuple):
+    """The memory of one process: all resident bytes, and the anonymous ones, which it shares with no other."""
+
+    name: str
+    pid: int
+    resident: int
+    private: int
+
+
+def resident(pid: int) -> Iterator[Resident]:
+    """Yield the memory of a process, `controller`, and of each of its descendants.
+
+    A descendant has the name of its log in the run's directory, so `actor-0` is a trainer rank and `server-0` each
+    process of a server; otherwise it belongs to Ray (`ray`) or to user code (`other`).
+    """
+    for each in [pid, *sorted(descendants(pid))]:
+        with suppress(OSError):  # ended meanwhile
+            name = "controller" if each == pid else _name(each)
+            sizes = dict(re.findall(r"^(VmRSS|RssAnon):\s+(\d+) kB", Path(f"/proc/{each}/status").read_text(), re.M))
+            if sizes:  # a zombie has none
+                yield Resident(name, each, int(sizes["VmRSS"]) << 10, int(sizes["RssAnon"]) << 10)
+
+
+def _name(pid: int) -> str:
+    """Return the name of a descendant by its command line, or by its output."""
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    output = Path(os.readlink(f"/proc/{pid}/fd/1")).name
+    if found := _OWN_LOG.fullmatch(output):
+        return found[1]
+    return "ray" if _RAY.search(command) else "other"
