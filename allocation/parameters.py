@@ -64,12 +64,24 @@ def total_parameters(model: ModelSpec) -> int:
     return layers_together(model, range(model.layers)).total + tables + model.hidden_size + tower
 
 
+@lru_cache(64)
 def active_parameters(model: ModelSpec) -> int:
     """Return parameters that a token passes through: its experts, all else, and the output layer but not the
     embedding."""
     layers = layers_together(model, range(model.layers))
     chosen = layers.experts * model.experts_per_token // model.experts if model.experts else 0
     return layers.total - layers.experts + chosen + vocabulary(model) + model.hidden_size
+
+
+def flops_per_token(model: ModelSpec, length: float, predicted: float) -> float:
+    """Return half the FLOPs of a token in a forward pass: active parameters, and attention to half of `length` tokens.
+
+    Only the share `predicted` of tokens needs the output layer.
+    """
+    sliding = len(model.sliding_layers)
+    full = model.layers - len(model.linear_layers) - sliding
+    scores = (full * length + sliding * min(length, 2 * model.window)) * model.query_width
+    return active_parameters(model) - vocabulary(model) * (1 - predicted) + scores
 
 
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:

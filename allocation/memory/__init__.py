@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from allocation.backends import BACKENDS, SERVER
 from allocation.memory import fsdp, megatron
+from allocation.memory.host import host_nodes, without_offload
 from allocation.memory.items import Estimate, Footprint, shared_peak
 from allocation.memory.servers import server
 from allocation.plan import EnginePlan, ParallelSizes, Plan
@@ -20,7 +21,8 @@ __all__ = ["Estimate", "Footprint", "estimate", "footprint", "footprint_of", "fo
 
 def estimate(plan: Plan, work: Workload) -> Estimate:
     """Return the memory of every engine of a plan on each of its GPUs."""
-    return Estimate(plan.allocation, work.memory.gpu_bytes, footprints(plan, work))
+    resting = tuple(zip(plan.engines, footprints(plan, without_offload(work)), strict=True))
+    return Estimate(plan.allocation, work.memory.gpu_bytes, footprints(plan, work), host_nodes(resting, work))
 
 
 def footprints(plan: Plan, work: Workload) -> tuple[Footprint, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allocation.notebook import render_html
@@ -88,11 +88,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The footprints of all engines of a plan, for display and for JSON."""
+    """The footprints of all engines of a plan, for display and for JSON; `host` has name and bytes by node."""
 
     title: str
     gpu_bytes: int | None
     footprints: tuple[Footprint, ...]
+    host: Mapping[int, Sequence[tuple[str, int]]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return bytes of every item, by engine and phase."""
@@ -106,7 +107,8 @@ class Estimate:
             }
             for one in self.footprints
         }
-        return {"allocation": self.title, "gpu_bytes": self.gpu_bytes, "engines": engines}
+        host = {str(node): dict(items) for node, items in self.host.items()}
+        return {"allocation": self.title, "gpu_bytes": self.gpu_bytes, "engines": engines, "host": host}
 
     def _repr_html_(self) -> str:
         return render_html(self)

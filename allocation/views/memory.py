@@ -1,5 +1,6 @@
 """The memory of every engine and phase as bars: for a terminal, as SVG, and for notebooks."""
 
+from collections.abc import Sequence
 from html import escape
 
 from rich.console import Group, RenderableType
@@ -25,7 +26,13 @@ def terminal(estimate: Estimate) -> Group:
     parts: list[RenderableType] = [Text(estimate.title, "bold")]
     for one in estimate.footprints:
         parts += [Text(), Text(_words(one, estimate), "bold"), _bars(one, estimate), _items(one.peak)]
-    return Group(*parts)
+    return Group(*parts, *(_host(node, items) for node, items in estimate.host.items()))
+
+
+def _host(node: int, items: Sequence[tuple[str, int]]) -> Text:
+    """Return the uses of a node's memory in a line."""
+    uses = ", ".join(f"{name} {size / GIB:.1f}" for name, size in sorted(items, key=lambda item: -item[1]))
+    return Text(f"\nhost memory of node {node}: {sum(size for _, size in items) / GIB:.1f} GiB ({uses})")
 
 
 def _scale(estimate: Estimate) -> int:

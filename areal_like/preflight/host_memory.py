@@ -9,14 +9,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from pydantic import BaseModel
 
 from allocation.diagnostics import Finding, Severity
 from allocation.hardware import GIB
 from allocation.memory import footprint
-from allocation.memory.items import AT_REST, CUDA, NCCL
+from allocation.memory.host import (
+    CONTROLLER_BYTES,
+    RANK_BYTES,
+    SERVER_BYTES,
+    HostItem,
+    data_items,
+    state_items,
+    without_offload,
+)
+from allocation.memory.items import CUDA, NCCL
 from allocation.memory.servers import kv_token_bytes, server_weights
 from allocation.model_spec import ModelSpec
 from allocation.plan import EnginePlan, Plan
@@ -27,24 +35,14 @@ from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import gpu_count
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import of_trainer
+from areal_like.preflight.router_replay import find_routes
 from areal_like.preflight.view import RoleView, view_roles
 from areal_like.rollout.sglang.options import cached_tokens_on_cpu
 from areal_like.types import Device
 
-# Private bytes of a process with its imports, before it has a model: the controller with Ray's processes, a trainer
-# rank, a server with its three processes. Measured on a CPU host (docs/memory_and_planning.md), and rounded up.
-CONTROLLER, RANK, SERVER = (int(gib * GIB) for gib in (1.0, 0.6, 1.1))
-_OFFLOADED = {"weights": "param_offload", "main weights": "optimizer_offload", "Adam's moments": "optimizer_offload"}
 _KEY = "actor.backend"
 MOST_CACHE = 0.8  # share of the machine's memory that SGLang takes for a cache, however many tokens it is asked for
 SPARE = 0.9  # share of the machine's memory that a suggested change fits into
-
-
-class HostItem(NamedTuple):
-    """One use of a node's memory."""
-
-    name: str
-    bytes: int
 
 
 def check_host_memory(
@@ -81,54 +79,56 @@ def host_items(
     views = {view.role: view for view in view_roles(config, models, plan, device=device)}
     nodes: dict[int, list[HostItem]] = {}
     for engine in plan.engines:
-        item = _engine_item(config, device, engine, views, models["actor"], total)
+        items = list(_engine_items(config, device, engine, views, models["actor"], total))
         here = [place.node for place in engine.devices]
         for node in {*here}:
-            nodes.setdefault(node, []).append(HostItem(item.name, item.bytes * here.count(node)))
-    first = HostItem("controller and Ray", CONTROLLER)
+            nodes.setdefault(node, []).extend(HostItem(item.name, item.bytes * here.count(node)) for item in items)
+    first = [HostItem("controller and Ray", CONTROLLER_BYTES)]
+    if (actor := models["actor"]) is not None:
+        routes = find_routes(config, actor, plan)[0]
+        work, staleness = Workload(actor, batch=views["actor"].batch), config.rollout.max_head_offpolicyness
+        first += data_items(work, staleness, routes.row_bytes if routes else 0)
     worst = max(nodes.values(), key=lambda items: sum(it.bytes for it in items))
-    return [first, *worst]
+    return [item for item in (*first, *worst) if item.bytes]
 
 
-def _engine_item(
+def _engine_items(
     config: RunConfig,
     device: Device,
     engine: EnginePlan,
     views: Mapping[TrainerRole, RoleView],
     actor: ModelSpec | None,
     total: int,
-) -> HostItem:
-    """Return the bytes of one process of an engine."""
+) -> Iterator[HostItem]:
+    """Yield the uses of memory by one process of an engine."""
     if (view := next((view for role, view in views.items() if role == engine.role), None)) is not None:
-        return HostItem(f"{engine.role} ranks", RANK + _rank_bytes(config, device, engine, view))
+        yield HostItem(f"{engine.role} ranks", RANK_BYTES)
+        if view.model is not None:
+            yield from _rank_items(config, device, engine, view, view.model)
+        return
     weights = 0
     if device == "cpu" and actor is not None and engine.role == "rollout":
         item = ITEMS[config.actor.dtype]
         weights = server_weights(actor, engine.sizes) * item
         cache = cached_tokens_on_cpu(config) * kv_token_bytes(actor, engine.sizes, item)
         weights += min(cache, int(MOST_CACHE * total))
-    return HostItem(f"{engine.role} servers", SERVER + weights)
+    yield HostItem(f"{engine.role} servers", SERVER_BYTES + weights)
 
 
-def _rank_bytes(config: RunConfig, device: Device, engine: EnginePlan, view: RoleView) -> int:
-    """Return the bytes of a trainer rank's tensors on the host: all on a CPU; on a GPU offloaded ones, and a
-    copy of what a recovery checkpoint saves."""
-    if view.model is None:
-        return 0
-    chosen = megatron_settings(view.engine)
-    kept = replace(chosen, offload=False, param_offload=False, grad_offload=False, optimizer_offload=False)
-    memory = replace(of_trainer(MemorySettings(), view.engine), trained=trained_share(config, view.model))
-    found = footprint(engine, Workload(view.model, kept, memory, view.batch))
+def _rank_items(
+    config: RunConfig, device: Device, engine: EnginePlan, view: RoleView, model: ModelSpec
+) -> Iterator[HostItem]:
+    """Yield a rank's tensors on the host: all on a CPU; on a GPU offloaded ones, and the copy of a checkpoint."""
+    memory = of_trainer(MemorySettings(offload=config.rollout.alternates), view.engine)
+    memory = replace(memory, trained=trained_share(config, model))
+    work = Workload(model, megatron_settings(view.engine), memory, view.batch)
+    resting = footprint(engine, without_offload(work))
     if device == "cpu":
-        return sum(item.bytes for item in found.peak.items if item.name not in (CUDA, NCCL))
-    rest = {item.name.partition(" (")[0]: item.bytes for item in found.phase(AT_REST).items}
-    moved = [
-        rest.get(name, 0)
-        for name, key in _OFFLOADED.items()
-        if config.rollout.alternates or chosen.offload or getattr(chosen, key)
-    ]
-    saved = sum(rest.get(name, 0) for name in _OFFLOADED) if config.recover.mode != "off" else 0
-    return sum(moved) + saved
+        tensors = sum(item.bytes for item in resting.peak.items if item.name not in (CUDA, NCCL))
+        yield HostItem(f"{engine.role} tensors", tensors)
+        return
+    limit = None if (most := config.recover.host_copy_gb) is None else int(most * 1e9)
+    yield from state_items(engine.role, resting, work, saves=config.recover.mode != "off", copy_bytes=limit)
 
 
 def _fix(
@@ -148,6 +148,10 @@ def _fix(
             smaller = _change_key(smaller, key.split("."), value)
         if sum(item.bytes for item in host_items(smaller, device, plan, models, total)) <= SPARE * total:
             return "write " + " ".join(f"{key}={value}" for key, value in settings)
+    if device == "cuda" and config.recover.mode != "off" and config.recover.host_copy_gb is None:
+        smaller = _change_key(config, ["recover", "host_copy_gb"], 0)
+        if sum(item.bytes for item in host_items(smaller, device, plan, models, total)) <= SPARE * total:
+            return "write recover.host_copy_gb=0, with which training waits for each checkpoint"
     return "use fewer ranks and servers on a node, a smaller model, or a machine with more memory"
 
 

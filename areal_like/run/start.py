@@ -76,6 +76,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         seed=job.config.seed,
         total_steps=job.config.updates(role, job.steps),
         adapters=tuple(job.config.adapters) if role == "actor" else (),
+        copy_bytes=None if (limit := job.config.recover.host_copy_gb) is None else int(limit * 1e9),
     )
 
 

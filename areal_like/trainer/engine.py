@@ -159,7 +159,8 @@ class EngineSpec:
     it; with `lora` its adapters alone are trained, with `adapters` one independent set of them for each of these names.
     `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
     `total_steps` is the number of optimizer steps that the learning-rate schedule spans; `weights` is a Megatron
-    checkpoint that has the weights in the place of `path`.
+    checkpoint that has the weights in the place of `path`; `copy_bytes` limit the copy that a checkpoint is written
+    from, None: they do not.
     """
 
     role: TrainerRole
@@ -176,6 +177,7 @@ class EngineSpec:
     lora: LoRA | None = None
     weights: Path | None = None
     adapters: tuple[str, ...] = ()
+    copy_bytes: int | None = None
 
     @property
     def resting(self) -> tuple[Part, ...]:

@@ -1,5 +1,6 @@
 """Copies of tensors in host memory that is reused: new memory costs more than the copy."""
 
+import math
 from collections.abc import Hashable, Mapping
 
 import torch
@@ -7,19 +8,32 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Copies that checkpoints are written from while training changes the tensors themselves."""
+    """Copies that checkpoints are written from while training changes the tensors themselves.
 
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, Tensor] = {}
+    They take at most `limit` bytes, None: as many as are needed. `complete` tells whether all tensors of the last call
+    were copied; otherwise the caller has to write the others before they change.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit, self._kept = limit, dict[Hashable, Tensor]()
+        self.complete = True
 
     def take(self, tensors: Mapping[Hashable, Tensor]) -> dict[Hashable, Tensor]:
-        """Return a contiguous copy of each tensor by name, valid until the next call; shared memory is copied once."""
+        """Return a contiguous copy of each tensor by name, valid until the next call, or the tensor beyond the limit.
+
+        Shared memory is copied once.
+        """
         before, self._kept = self._kept, {}
         copies: dict[Hashable, Tensor] = {}
         done: dict[Hashable, Tensor] = {}
+        room = math.inf if self._limit is None else self._limit
+        self.complete = True
         for name, tensor in tensors.items():
             memory = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-            if memory not in done:
+            if memory not in done and tensor.nbytes > room:
+                done[memory], self.complete = tensor.detach(), False
+            elif memory not in done:
+                room -= tensor.nbytes
                 copy = before.get(name)
                 if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
                     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -13,7 +13,7 @@ class Saving:
     """A thread that runs `write` for this rank's part of a checkpoint in the directory `path`.
 
     `write` calls torch's `distributed.checkpoint.save`, with its own process group and a state that does not change
-    meanwhile.
+    meanwhile; it moves tensors of a device to the host in small chunks.
     """
 
     def __init__(self, path: Path, write: Callable[[], object]) -> None:
@@ -25,15 +25,16 @@ class Saving:
     def is_written(self) -> bool:
         """Return whether the shares of all ranks are on disk. Raises OSError if a write failed."""
         if done := self._writing.done():
-            self._wait()
+            self.wait()
         return done
 
     def finish(self) -> None:
         """Wait until the checkpoint is complete; every rank calls this method. Raises OSError as `is_written`."""
-        self._wait()
+        self.wait()
         dist.barrier()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait until this rank's share is on disk. Raises OSError if the write failed."""
         try:
             self._writing.result()
         except CheckpointException as error:

@@ -68,6 +68,32 @@ def test_offloaded_state_is_counted(monkeypatch):
         assert [one.code for one in found] == ["RUN-HOST-MEMORY"]
 
 
+def test_a_checkpoints_copy_is_limited(monkeypatch):
+    monkeypatch.setattr(host_memory, "gpu_count", lambda: 1)
+    shape = ["hidden_size=4096", "num_hidden_layers=36", "num_attention_heads=32", "intermediate_size=12288"]
+    larger = ["device=cuda", "recover.mode=auto", *(f"actor.init_model.{size}" for size in shape)]
+    (found,) = checked(monkeypatch, 64, *larger, file=GPU, device="cuda")
+    assert found.code == "RUN-HOST-MEMORY" and "recover.host_copy_gb=0" in found.help
+    assert checked(monkeypatch, 64, *larger, "recover.host_copy_gb=0", file=GPU, device="cuda") == []
+    (found,) = checked(monkeypatch, 64, *larger, "recover.host_copy_gb=80", file=GPU, device="cuda")
+    assert found.code == "RUN-HOST-MEMORY"
+
+
+def needs(*overrides, file=GPU, device="cuda"):
+    config = load(file, list(overrides)).config
+    model = find_model(config)[0]
+    plan, found = find_plan(config, model)
+    assert plan is not None, found
+    return {item.name: item.bytes for item in host_items(config, device, plan, {"actor": model}, 64 << 30)}
+
+
+def test_data_in_flight_grows_with_the_staleness_bound():
+    one, two = (needs("device=cuda", f"rollout.max_head_offpolicyness={most}") for most in (1, 3))
+    assert two["trajectories in flight"] == 2 * one["trajectories in flight"] > 0
+    assert two["Ray's object store"] == one["Ray's object store"] > 0
+    assert "routes" not in one
+
+
 def test_more_ranks_need_more():
     config = load(CPU, []).config
     model = find_model(config)[0]
@@ -76,7 +102,7 @@ def test_more_ranks_need_more():
         config = load(CPU, [f"actor.backend=megatron:d{ranks}"]).config
         plan, _ = find_plan(config, model)
         needs.append(sum(item.bytes for item in host_items(config, "cpu", plan, {"actor": model}, 64 << 30)))
-    assert needs[1] > needs[0] + host_memory.RANK
+    assert needs[1] > needs[0] + host_memory.RANK_BYTES
 
 
 def test_the_machine_is_read():

@@ -8,6 +8,7 @@ import math
 import shutil
 import uuid
 import weakref
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tolerance import close_to
-from trainer_jobs import Setting, initial_weights, resume, save_after_two_steps, save_to_a_full_disk, save_with_a_mark
+from trainer_jobs import (
+    Setting,
+    initial_weights,
+    resume,
+    save_after_two_steps,
+    save_to_a_full_disk,
+    save_with_a_mark,
+    save_without_copies,
+)
 from trainer_ranks import Ranks
 from transformers import AutoModelForCausalLM
 
@@ -135,6 +144,26 @@ def test_weights_are_made_of_bfloat16_and_the_half_behind_it():
         assert torch.equal(rounded, up.short().view(torch.bfloat16)) and torch.equal(join_halves(rounded, low), whole)
     assert torch.equal(halves(weights)[0], weights.bfloat16())
     assert not torch.equal(halves(ties)[0], ties.bfloat16())  # which rounds half of them down
+
+
+@pytest.mark.parametrize(("backend", "limit"), [("megatron", 0), ("megatron", 50_000), ("fsdp", 0)])
+def test_a_checkpoint_beyond_its_memory_is_written_before_training_goes_on(ranks, models, tmp_path, backend, limit):
+    setting = Setting(models["tied"], DP2 if backend == "megatron" else ParallelSizes(dp=2), backend=backend)
+    expected = ranks.run(save_without_copies, 2, replace(setting, copy_bytes=limit), tmp_path)[0]
+    steps = ranks.run(resume, 2, setting, tmp_path)[0]
+    assert steps == [close_to(step) for step in expected]
+
+
+def test_host_copies_take_no_more_than_their_limit():
+    large, small = torch.ones(100), torch.ones(10)
+    copies = HostCopies(limit=400)
+    taken = copies.take({"small": small, "large": large})
+    small.fill_(2)
+    large.fill_(2)
+    assert taken["small"].unique().tolist() == [1] and taken["large"].unique().tolist() == [2] and not copies.complete
+    assert HostCopies(limit=440).take({"small": small, "large": large})["large"] is not large
+    copies.take({"small": small})
+    assert copies.complete
 
 
 def test_host_copies_keep_their_memory():

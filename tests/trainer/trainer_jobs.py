@@ -83,6 +83,7 @@ class Setting:
     fp32_head: bool = False
     freeze_vision_tower: bool = False
     adapters: tuple[str, ...] = ()
+    copy_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         lora=setting.lora,
         weights=setting.weights,
         adapters=setting.adapters,
+        copy_bytes=setting.copy_bytes,
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
     try:
@@ -484,6 +486,20 @@ def save_to_a_full_disk(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return None
+
+
+def save_without_copies(
+    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, folder: Path
+) -> list[dict[str, float]]:
+    """A checkpoint after two steps whose copies exceed `copy_bytes`, so that it is written before training goes on."""
+    with engine(rendezvous, listener, setting) as made:
+        for seed in (0, 1):
+            made.train(make_batch(seed), LossSpec(sft))
+        made.save(folder / "state")
+        assert made.is_saved()
+        steps = [made.train(make_batch(seed), LossSpec(sft)) for seed in (THIRD, FOURTH)]
+        made.finish_save()
+        return steps
 
 
 def resume(

@@ -71,6 +71,10 @@ class RecoverConfig(Section):
     """Seconds between two recovery checkpoints; null: not by time. The last step always has one."""
     keep: Annotated[int, ignored_if("recover.mode", "off")] = Field(2, ge=1)
     """Number of recovery checkpoints to keep."""
+    host_copy_gb: Annotated[float | None, ignored_if("recover.mode", "off")] = Field(None, ge=0)
+    """Maximum host memory in GB for a rank's copy of its checkpoint, from which it is written while training
+    continues. Tensors beyond it are written from the device in chunks, and training waits for the write; null: no
+    limit. Several adapters are always copied."""
     timeout_s: Annotated[float, ignored_if("recover.mode", "off")] = Field(1800.0, gt=0)
     """Maximum seconds of writing one recovery checkpoint; a longer write ends the run."""
     restart: Annotated[bool, ignored_if("recover.mode", "off")] = False

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from areal_like.trainer import packing
 from areal_like.trainer.base import BaseEngine
@@ -119,17 +120,29 @@ class FSDPEngine(BaseEngine):
         with self._memory.hold("params", "optimizer"):
             staged = {name: self._stage(name) for name in self._each_adapter()}
             state = staged.get("", staged)  # of several adapters each one's below its name
-        group = self._saving_group
-        self._saving = Saving(
-            path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
-        )
+            group = self._saving_group
+            self._saving = Saving(
+                path, partial(distributed_checkpoint.save, state, checkpoint_id=path, process_group=group)
+            )
+            if self._exceeds_limit(staged.get("", {})):
+                self._saving.wait()
 
     def _stage(self, adapter: str) -> dict[str, Any]:
         """Copy the state to host memory, for each adapter always the same, as new memory costs more than the copy."""
         state, stager = self._state(), self._stagers[adapter]
+        if not adapter and self._exceeds_limit(state):
+            return state
         if stager.state_dict_cache is None:  # it would pin memory where there is no GPU too
             stager.state_dict_cache = _create_cpu_state_dict(state, pin_memory=self.device.type == "cuda")
         return stager.stage(state)
+
+    def _exceeds_limit(self, state: dict[str, Any]) -> bool:
+        """Return whether a copy of this rank's share needs more memory than `recover.host_copy_gb`."""
+        if self._spec.copy_bytes is None:
+            return False
+        tensors = (leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
+        local = (leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in tensors)
+        return sum(tensor.nbytes for tensor in local) > self._spec.copy_bytes
 
     def load(self, path: Path) -> None:
         if not (path / ".metadata").exists():

@@ -34,9 +34,12 @@ optimizer_shards.install()
 type Written = dict[str, list[ShardedTensor | ShardedObject]]
 
 
-def make_copies(adapters: Iterable[str]) -> dict[str, HostCopies]:
-    """Return memory for the copies that `save_checkpoint` writes, of each of several adapters, or of `""` alone."""
-    return {name: HostCopies() for name in adapters}
+def make_copies(adapters: Iterable[str], limit: int | None) -> dict[str, HostCopies]:
+    """Return memory for the copies that `save_checkpoint` writes, of each of several adapters, or of `""` alone.
+
+    The `limit` holds for a single policy: of several adapters each one takes the place of another one in the model.
+    """
+    return {name: HostCopies() for name in adapters} or {"": HostCopies(limit)}
 
 
 def save_checkpoint(
@@ -51,10 +54,10 @@ def save_checkpoint(
 ) -> Saving:
     """Start a checkpoint in the directory `path`, which must be empty or new; every rank calls this function.
 
-    On return, this rank's share is in `copies`, and training may continue. During the write, the ranks communicate in
-    `group`, of gloo. The result equals the files of `dist_checkpointing.save` (megatron-core 0.19.2), which makes
-    training wait for planning and completion. The checkpoint has the state of each of several `adapters` below its
-    name; iterating `adapters` puts each one to use.
+    On return, this rank's share is in `copies` or on disk, and training may continue. During the write, the ranks
+    communicate in `group`, of gloo. The result equals the files of `dist_checkpointing.save` (megatron-core
+    0.19.2), which makes training wait for planning and completion. The checkpoint has the state of each of several
+    `adapters` below its name; iterating `adapters` puts each one to use.
     """
     written: Written = {}
     common: dict[str, Any] = {}
@@ -71,7 +74,10 @@ def save_checkpoint(
     found = ShardedObject("common_state", common, (1,), (0,), replica_id=dist.get_rank())
     if is_main_replica(found.replica_id):
         written[found.unique_key] = [found]
-    return Saving(path, partial(_write, path, mcore_to_pyt_state_dict(written), group))
+    saving = Saving(path, partial(_write, path, mcore_to_pyt_state_dict(written), group))
+    if not all(each.complete for each in copies.values()):
+        saving.wait()
+    return saving
 
 
 def _put_below(adapter: str, state: dict[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class MegatronEngine(BaseEngine):
                 self._scheduler = optimizer.make_schedule(self._optimizer, spec.optimizer, steps)
             self._adapter_states = self._make_adapter_states()
         self._manage_memory(self._tensors())
-        self._copies = make_copies(spec.adapters or ("",))
+        self._copies = make_copies(spec.adapters, spec.copy_bytes)
         self._replay: Any = None  # created by the first batch with routes
 
     def _backward(
