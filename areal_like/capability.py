@@ -15,6 +15,7 @@ from areal_like.data.stream import PromptStream
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.hooks import Hook
 from areal_like.job import Job
+from areal_like.metrics.listener import Listener
 from areal_like.metrics.record import Record
 from areal_like.registry import find_modules
 from areal_like.rollout.pool import ServerPool
@@ -74,12 +75,13 @@ class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
-    none of it.
+    none of it. `listeners` receive what the run records.
     `uses_reference` tells whether a run needs the section `ref` for it.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
+    listeners: Callable[[Job], Iterable[Listener]] = lambda job: ()
     stream: Callable[[Job], PromptStream | None] = lambda job: None
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
 
@@ -98,6 +100,11 @@ def check_capabilities(known: Known) -> list[Finding]:
 def make_hooks(started: Started) -> list[Hook]:
     """Return the hooks of a run."""
     return [hook for each in capabilities() if (hook := each.hook(started)) is not None]
+
+
+def make_listeners(job: Job) -> list[Listener]:
+    """Return the listeners of a run's record. Raises RecordError."""
+    return [listener for each in capabilities() for listener in each.listeners(job)]
 
 
 def make_stream(job: Job) -> PromptStream | None:

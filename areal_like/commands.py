@@ -4,19 +4,13 @@ Each command imports its modules beyond typer itself, so that `--help` answers a
 missing packages if only the compiler is installed.
 """
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
 from areal_like.registry import find_modules
-
-if TYPE_CHECKING:
-    from areal_like.metrics.samples import SampleRow
 
 UNREADABLE = 2
 
@@ -25,13 +19,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="""Asynchronous reinforcement learning of language models.
 
-    Start with check, which starts no process; then run. Inspect running or finished jobs with samples and report.
+    Start with check, which starts no process; then run.
 
     \b
     Examples:
       areal-like check examples/math/gsm8k_grpo_cpu.yaml
       areal-like run examples/math/gsm8k_grpo_cpu.yaml
-      areal-like report runs/gsm8k/first
     """,
 )
 Config = Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the run.")]
@@ -93,14 +86,16 @@ def check(
       areal-like check --model Qwen/Qwen3-8B
       areal-like check --model Qwen/Qwen3-30B-A3B --backend fsdp
     """
+    from areal_like.exits import refuse
+
     if model is not None:
         if config is not None:
-            _refuse("check takes FILE or --model, not both")
+            refuse("check takes FILE or --model, not both")
         _check_model(model, backend)
     elif config is None:
-        _refuse("check needs the YAML file of a run, or --model NAME_OR_DIRECTORY")
+        refuse("check needs the YAML file of a run, or --model NAME_OR_DIRECTORY")
     elif backend is not None:
-        _refuse(f"--backend needs --model; a run's trainer is set by actor.backend={backend}:d1 or another layout")
+        refuse(f"--backend needs --model; a run's trainer is set by actor.backend={backend}:d1 or another layout")
     else:
         from areal_like.cli import main as script
 
@@ -126,135 +121,6 @@ def _check_model(model: str, backend: Literal["megatron", "fsdp"] | None) -> Non
         typer.echo(f"Another trainer supports the model: --backend {answer.instead}")
     complain(dict.fromkeys([*answer.findings, *(found for each in answer.trainers.values() for found in each)]))
     raise typer.Exit(0 if answer.trains else 1)
-
-
-@app.command()
-def samples(
-    directory: Directory,
-    step: Annotated[int | None, typer.Option(help="Training step (default: the last one).")] = None,
-    worst: Annotated[int, typer.Option(min=0, help="Number of samples with the smallest rewards.")] = 0,
-    best: Annotated[int, typer.Option(min=0, help="Number of samples with the largest rewards.")] = 0,
-    evaluation: Annotated[
-        str | None, typer.Option(help="Samples of this evaluation set, such as valid_dataset.")
-    ] = None,
-    json_lines: Annotated[bool, typer.Option("--json", help="Print one line of JSON per sample.")] = False,
-) -> None:
-    """Show prompts, responses and rewards of a step: five of them, or as many as --worst and --best ask for.
-
-    \b
-    Examples:
-      areal-like samples runs/gsm8k/first --step 40 --worst 5
-      areal-like samples runs/gsm8k/first --evaluation valid_dataset --json
-    """
-    from areal_like.metrics.lines import as_json
-    from areal_like.metrics.samples import by_reward, list_written, pick, read_samples
-
-    _is_run(directory)
-    there = [number for number, name in list_written(directory) if name == evaluation]
-    if not there:
-        what = f"evaluation of {evaluation}" if evaluation else "training step"
-        _refuse(f"{directory} has no samples of any {what}; see stats_logger.samples")
-    step = there[-1] if step is None else step
-    if step not in there:
-        _refuse(f"{directory} holds no samples of step {step}; it has {', '.join(map(str, there[-20:]))}")
-    with _exit_on_error():
-        found = read_samples(directory, step, evaluation)
-    chosen = [*by_reward(found)[:worst], *by_reward(found, best_first=True)[:best]]
-    chosen = chosen if worst or best else pick(found, 5)
-    if json_lines:
-        typer.echo("\n".join(map(as_json, chosen)))
-        return
-    typer.echo(f"step {step}: {_summary(found)}")
-    for sample in chosen:
-        typer.echo(_describe(sample))
-
-
-@app.command()
-def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN ...", help="Directories of runs; several are compared in one page.")
-    ],
-    output: Annotated[Path | None, typer.Option(help="File to write.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Also write a Chrome trace (ui.perfetto.dev) of one run to this file.")
-    ] = None,
-) -> None:
-    """Write a page that shows one run or compares several: curves, timeline, samples, layout, configuration.
-
-    A run keeps its own report.html up to date; this command rewrites it from the run's files. The default output is
-    report.html in the run's directory, and comparison.html in the current directory for several runs.
-
-    \b
-    Examples:
-      areal-like report runs/gsm8k/first --trace trace.json
-      areal-like report runs/gsm8k/a runs/gsm8k/b --output both.html
-    """
-    from areal_like.metrics.lines import replacing
-    from areal_like.metrics.report import REPORT_FILE, chrome_trace, write_report
-
-    if trace is not None and len(runs) > 1:
-        _refuse("--trace needs exactly one run. Name one.")
-    for run in runs:
-        _is_run(run)
-    output = output or (runs[0] / REPORT_FILE if len(runs) == 1 else Path("comparison.html"))
-    for file in filter(None, (output, trace)):
-        if file.is_dir() or not file.parent.is_dir():
-            _refuse(
-                f"{file} cannot be written: {'it is a directory' if file.is_dir() else 'its directory does not exist'}"
-            )
-    with _exit_on_error(), ExitStack() as whole:  # nothing is replaced unless all could be read and written
-        if trace is not None:
-            whole.enter_context(replacing(trace)).write_text(json.dumps(chrome_trace(runs[0])))
-        write_report(runs, output)
-    typer.echo(f"file://{output.absolute()}")
-
-
-def _is_run(directory: Path) -> None:
-    from areal_like.metrics.report import ABOUT_FILE
-
-    if not (directory / ABOUT_FILE).is_file():
-        _refuse(f"{directory} is not the directory of a run: {directory / ABOUT_FILE} is missing")
-
-
-def _summary(samples: "list[SampleRow]") -> str:
-    judged = [sample["reward"] for sample in samples if sample["reward"] is not None]
-    mean = f"mean reward {sum(judged) / len(judged):.3f}" if judged else "no rewards"
-    missing = f", {len(samples) - len(judged)} without a reward" if len(judged) < len(samples) else ""
-    return f"{len(samples)} samples, {mean}{missing}"
-
-
-def _describe(sample: "SampleRow") -> str:
-    from areal_like.metrics.samples import escape, reward_of
-
-    versions = ", ".join(str(version) for version, _ in sample["versions"])
-    parts = "".join(f" · {name} {_number(value)}" for name, value in sample["parts"].items())
-    about = f"group {sample['group']} · {sample['tokens']} tokens · {sample['finish_reason']} · versions {versions}"
-    head = f"\n--- {reward_of(sample)}{parts} · {about}"
-    return f"{head}\nprompt:   {escape(sample['prompt'])}\nresponse: {escape(sample['response'])}"
-
-
-def _number(value: float | None) -> str:
-    return "missing" if value is None else f"{value:g}"
-
-
-@contextmanager
-def _exit_on_error() -> Iterator[None]:
-    """Exit with a message if the body cannot read or write the files of a run."""
-    from areal_like.errors import RunError
-
-    try:
-        yield
-    except RunError as error:
-        _refuse(str(error))
-    except OSError as error:
-        _refuse(f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error))
-
-
-def _refuse(message: str) -> NoReturn:
-    from areal_like.metrics.console import complain
-
-    complain([f"error: {message}"])
-    raise typer.Exit(UNREADABLE)
 
 
 @app.command("convert-checkpoint")
@@ -295,11 +161,12 @@ def convert_checkpoint(
       areal-like convert-checkpoint models/qwen3 models/qwen3-megatron
       areal-like convert-checkpoint runs/gsm8k/first policy
     """
+    from areal_like.exits import exit_on_error, refuse
     from areal_like.interop.convert_checkpoint import convert
 
     if (target is None) != audit:
-        _refuse("Name a TARGET, or use --audit.")
-    with _exit_on_error():
+        refuse("Name a TARGET, or use --audit.")
+    with exit_on_error():
         said = convert(source, target, bridge=bridge, model=model, dtype=dtype, leave_out=leave_out or ())
     typer.echo(said if target is None else f"{said}\n{target}")
 
@@ -319,9 +186,10 @@ def dequantize_checkpoint(
       areal-like dequantize models/gpt-oss-20b models/gpt-oss-20b-bf16
       areal-like dequantize models/deepseek-v3 models/deepseek-v3-bf16
     """
+    from areal_like.exits import exit_on_error
     from areal_like.interop.dequantize import dequantize
 
-    with _exit_on_error():
+    with exit_on_error():
         said = dequantize(source, target)
     typer.echo(f"{said}\n{target}")
 

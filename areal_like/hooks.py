@@ -1,6 +1,6 @@
 """The moments of a training step at which capabilities act, and their arguments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from areal_like.algorithms.types import Experience
@@ -50,6 +50,13 @@ class Hook:
     async def start(self) -> None:
         """Act before the first step of this attempt; the servers have the weights."""
 
+    async def while_waiting(self, step: int, present: Callable[[], Mapping[str, float]]) -> None:
+        """Act while the batch of `step` is incomplete; it is cancelled when the batch is complete.
+
+        `present` returns the groups dropped so far in the run, the age of the oldest group, the share of idle servers,
+        and how long requests have waited in this step.
+        """
+
     async def before_step(self, step: TrainingStep) -> None:
         """Act when the batch is complete; time-shared servers still have the GPUs."""
 
@@ -61,6 +68,10 @@ class Hook:
 
     async def after_publish(self, step: TrainingStep) -> None:
         """Act when servers have the new weights; the journal gets `step.line` afterwards."""
+
+    def derive_metrics(self, step: int, scalars: Mapping[str, float]) -> Mapping[str, float]:
+        """Act on the metrics of a step, and return others that follow from them."""
+        return {}
 
     def statistics(self) -> Mapping[str, float]:
         """Return statistics since the last call."""

@@ -27,7 +27,7 @@ import typer
 
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import read_rows
-from areal_like.metrics.report import METRICS_FILE
+from areal_like.metrics.names import METRICS_FILE
 from benchmarks.demo import CONFIG, SCRIPT
 from benchmarks.report import ROOT, save
 

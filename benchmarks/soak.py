@@ -32,7 +32,7 @@ from areal_like.checkpoint.store import DIRECTORY, JOURNAL, newest
 from areal_like.events import Event
 from areal_like.metrics.event_file import read_events
 from areal_like.metrics.lines import read_rows
-from areal_like.metrics.report import METRICS_FILE
+from areal_like.metrics.names import METRICS_FILE
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/soak_cpu.json"

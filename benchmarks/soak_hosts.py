@@ -43,7 +43,7 @@ from running import ENDLESS, Run  # noqa: E402
 
 from areal_like.checkpoint.store import DIRECTORY  # noqa: E402
 from areal_like.metrics.lines import read_rows  # noqa: E402
-from areal_like.metrics.report import METRICS_FILE  # noqa: E402
+from areal_like.metrics.names import METRICS_FILE  # noqa: E402
 
 RESULT = ROOT / "benchmarks/results/soak_hosts_cpu.json"
 LAYOUT = ("actor.backend=megatron:d2", "rollout.backend=sglang:d2", "cluster.n_nodes=4")

@@ -12,13 +12,13 @@ from areal_like.errors import RecordError, private, writing
 from areal_like.events import Event, EventLog, now, recording, span
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
+from areal_like.metrics.listener import Listener
+from areal_like.metrics.names import ABOUT_FILE, SUMMARY_FILE
 from areal_like.metrics.part_names import PartNames
-from areal_like.metrics.report import ABOUT_FILE, REPORT_FILE, SUMMARY_FILE, Report, write_report
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import Decode, SampleRow, escape, pick, reward_of, sample_of, thin_out, write_samples
 from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
-from areal_like.metrics.waiting import WaitingNotes
 from areal_like.metrics.writer import Writer
 from areal_like.types import Trajectory
 
@@ -30,8 +30,8 @@ class Record:
 
     `about` is written to `run.json`. With `decode`, `n_samples` samples of each step are kept (None: all), and
     `n_shown` of each evaluation are printed. A thread writes everything. If metrics cannot be written, the run ends:
-    the next call raises RecordError, and so does `close`. Failures to write events, samples or the page are reported
-    once.
+    the next call raises RecordError, and so does `close`. Failures to write events or samples, and those of
+    `listeners`, are reported once. With `void_from` earlier records of this and later steps are void.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Record:
         sinks: Sequence[StatsSink] = (),
         *,
         about: Mapping[str, Any] | None = None,
-        report: bool = False,
+        listeners: Sequence[Listener] = (),
+        void_from: int | None = None,
         decode: Decode | None = None,
         n_samples: int | None = None,
         n_shown: int = 0,
-        waiting: WaitingNotes | None = None,
     ) -> None:
         self.directory = directory
         self._title = title
@@ -55,11 +55,11 @@ class Record:
         with writing(directory / ABOUT_FILE), open(directory / ABOUT_FILE, "w", opener=private) as file:
             file.write(json.dumps(self._about, indent=1) + "\n")
         self._writer, self._log, self._events = Writer(), EventLog(), EventFile(directory)
-        self._report = Report(directory / REPORT_FILE) if report else None
-        self._unwritten: set[str] = set()  # files whose failure was reported
-        if self._report:
-            self._report.describe(self._about)
-        self._sinks, self._waiting_notes = list(sinks), waiting
+        self._listeners, self._sinks = tuple(listeners), list(sinks)
+        self._unwritten: set[str] = set()  # files and listeners whose failure was reported
+        if void_from is not None:
+            self._notify(lambda listener: listener.forget(void_from))
+        self._notify(lambda listener: listener.describe(self._about))
         self._part_names = PartNames(view.say)
         self._decode, self._n_samples, self._n_shown = decode, n_samples, n_shown
         self._rewards: dict[int, float] = {}
@@ -69,6 +69,11 @@ class Record:
         self._waiting: dict[int, dict[str, float]] = {}  # rows of steps that are still being evaluated
         self._tokens_generated = 0
         self._step_began = now()
+
+    @property
+    def evaluations(self) -> Mapping[int, float]:
+        """Mean evaluation reward by step."""
+        return self._held_out
 
     def recording(self) -> AbstractContextManager[None]:
         """Record events (`areal_like.events`) of the body and of tasks that it starts."""
@@ -88,18 +93,6 @@ class Record:
             yield
         finally:
             self._log.note(CONTROLLER, name, start, now(), step=self._last + 1)
-
-    @contextmanager
-    def waiting(self, present: Callable[[], Mapping[str, float]]) -> Iterator[None]:
-        """Time a wait for rollouts as a phase, and report its cause while it lasts long (`WaitingNotes.watch`)."""
-        notes = self._waiting_notes
-        watching = asyncio.create_task(notes.watch(self._last + 1, present)) if notes else None
-        try:
-            with self.phase("wait for rollouts"):
-                yield
-        finally:
-            if watching:
-                watching.cancel()
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the Hugging Face checkpoint of `step`."""
@@ -165,11 +158,8 @@ class Record:
         self._writer.wait()
         for sink in self._sinks:
             sink.close()
-        if self._report:
-            self._report.close()
         forget(self.directory, void_from)
-        if self._report:
-            self._report = Report(self.directory / REPORT_FILE)
+        self._notify(lambda listener: listener.forget(void_from))
         self._sinks = list(open_sinks(void_from))
         self._waiting.clear()
         self._unjudged = {each for each in self._unjudged if each < void_from}
@@ -188,7 +178,7 @@ class Record:
             return
         kept = await asyncio.to_thread(self._samples_of, trajectories[: self._n_samples])
         self._writer.do(partial(self._optional, "samples", partial(self._write_samples, step, name, kept)))
-        self._on_page(lambda page: page.samples(step, name, kept))
+        self._notify(lambda listener: listener.samples(step, name, kept))
         for sample in pick(kept, self._n_shown) if name else ():
             prompt, response = (escape(sample[key], SHOWN_CHARACTERS) for key in ("prompt", "response"))
             self._view.say(f"  {name} at step {step}, {reward_of(sample)}: {prompt} -> {response}")
@@ -202,8 +192,18 @@ class Record:
         if self._n_samples is not None:
             thin_out(self.directory, name)
 
-    def step(self, step: int, stats: Mapping[str, float], tokens_generated: int, *, evaluating: bool = False) -> None:
+    def step(
+        self,
+        step: int,
+        stats: Mapping[str, float],
+        tokens_generated: int,
+        *,
+        evaluating: bool = False,
+        derive: Sequence[Callable[[Mapping[str, float]], Mapping[str, float]]] = (),
+    ) -> None:
         """Record one training step with its statistics; `tokens_generated` counts from the start or resumption.
+
+        The functions `derive` are given its metrics and return more of them.
 
         While the step is evaluated, its row waits for `held_out`.
         """
@@ -211,6 +211,8 @@ class Record:
         rollout_tokens, self._tokens_generated = tokens_generated - self._tokens_generated, tokens_generated
         stats = self._part_names.limit(stats)
         scalars = step_scalars(stats, events, began, self._step_began, rollout_tokens)
+        for function in derive:
+            scalars |= function(scalars)
         self._last = step
         if "reward" in stats:
             self._rewards[step] = stats["reward"]
@@ -249,7 +251,7 @@ class Record:
         for what, where in {
             "checkpoint": self.checkpoint(last),
             "reward curve": picture,
-            "report": self.directory / REPORT_FILE if self._report else None,
+            **{name: file for listener in self._listeners for name, file in listener.files.items()},
             "TensorBoard": board if has_board else None,
             "configuration": self.directory / "config.yaml",
             "summary": summary,
@@ -266,8 +268,8 @@ class Record:
             for sink in self._sinks:
                 closing.callback(sink.close)
             closing.callback(self._optional, EVENTS_FILE, self._events.close)
-            if self._report:
-                closing.callback(self._optional, REPORT_FILE, self._report.close)
+            for listener in self._listeners:
+                closing.callback(self._optional, listener.name, listener.close)
             self._writer.wait()
 
     def end(self, how: str) -> None:
@@ -280,31 +282,19 @@ class Record:
         """Write the events so far at the end of a step, and start the next one."""
         events = self._log.drain()
         self._writer.do(partial(self._optional, EVENTS_FILE, partial(self._events.write, events)))
-        self._on_page(lambda page: page.events(events))
+        self._notify(lambda listener: listener.events(events))
         self._step_began = now()
         return events
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._waiting_notes:
-            self._waiting_notes.log(step, scalars)
         for sink in self._sinks:
             self._writer.do(partial(sink.log, step, scalars))
-        self._on_page(lambda page: page.log(step, scalars))
+        self._notify(lambda listener: listener.log(step, scalars))
 
-    def _on_page(self, add: Callable[[Report], None]) -> None:
-        """Add to the page; a full page is rebuilt."""
-        if self._report:
-            self._writer.do(partial(self._optional, REPORT_FILE, partial(self._add_to_page, add)))
-
-    def _add_to_page(self, add: Callable[[Report], None]) -> None:
-        assert self._report
-        add(self._report)
-        if self._report.is_full:
-            self._report.close()
-            try:
-                write_report([self.directory], self.directory / REPORT_FILE)
-            finally:
-                self._report = Report(self.directory / REPORT_FILE)
+    def _notify(self, call: Callable[[Listener], None]) -> None:
+        """Call each listener in the writing thread."""
+        for listener in self._listeners:
+            self._writer.do(partial(self._optional, listener.name, partial(call, listener)))
 
     def _optional(self, what: str, write: Callable[[], None]) -> None:
         """Write a file that the run does not need; report a failure once."""

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from areal_like.errors import writing
 from areal_like.metrics.lines import as_json, read_rows, replacing
-from areal_like.metrics.report import METRICS_FILE, REPORT_FILE, Report
+from areal_like.metrics.names import METRICS_FILE
 from areal_like.metrics.samples import FOLDER
 
 
 def forget(directory: Path, step: int) -> None:
-    """Remove metrics and samples of `step` and later steps, also from the report. Raises RecordError."""
-    metrics, report = directory / METRICS_FILE, directory / REPORT_FILE
+    """Remove metrics and samples of `step` and later steps. Raises RecordError."""
+    metrics = directory / METRICS_FILE
     with writing(metrics):
         kept = [row for row in read_rows(metrics, dict[str, int | float | None]) if (row.get("step") or 0) < step]
         with replacing(metrics) as partial:
@@ -19,7 +19,3 @@ def forget(directory: Path, step: int) -> None:
             number = file.stem.split("-")[1]
             if number.isdigit() and int(number) >= step:
                 file.unlink()
-    if report.exists():
-        page = Report(report)
-        page.forget(step)
-        page.close()

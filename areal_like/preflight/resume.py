@@ -21,7 +21,7 @@ from areal_like.config.schema import EngineConfig, RunConfig, TrainerRole
 from areal_like.config.secrets import mask
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.errors import CheckpointError
-from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import CONFIG_FILE
 from areal_like.types import Prompt

@@ -28,7 +28,7 @@ def describe_step(
     actor, works = plan.engine("actor"), workloads(config, models, image_share)
     if actor.backend != "megatron" or not works or (size := works["actor"].memory.gpu_bytes) is None:
         return None
-    work, gpu = works["actor"], _find_gpu(size)
+    work, gpu = works["actor"], find_gpu(size)
     task = _make_task(config, work, gpu)
     seconds = _seconds(task, plan, work)
     tokens = config.actor.mb_spec.max_tokens_per_mb
@@ -48,7 +48,7 @@ def describe_step(
     return f"{said}, and {found:.2g} s with {words}"
 
 
-def _find_gpu(size: int) -> Gpu:
+def find_gpu(size: int) -> Gpu:
     """Return the known GPU with this memory: the quickest whose data sheet is not far off."""
     near = [gpu for gpu in GPUS.values() if size / _ROOMY <= gpu.memory <= size * _ROOMY]
     return max(near, key=lambda gpu: gpu.flops, default=replace(GPUS["h100"], name=f"a GPU of {size / GIB:.0f} GiB"))

@@ -11,7 +11,7 @@ from areal_like.config.load import THE_TIME, LoadedConfig
 from areal_like.config.schema import RunConfig
 from areal_like.config.secrets import mask
 from areal_like.errors import CheckpointError
-from areal_like.metrics.report import SUMMARY_FILE
+from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.machine import CONFIG_FILE
 
 

@@ -1,6 +1,7 @@
 """Keeps groups generating while the trainer trains, and returns batches within the staleness bound."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Collector:
     _again: deque[int] = field(init=False)
     _drops_in_row: int = field(default=0, init=False)
     _running: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _began: dict[int, float] = field(default_factory=dict, init=False)  # when the running groups started
     _finished: dict[int, list[Trajectory]] = field(default_factory=dict, init=False)
     _tokens: dict[int, int] = field(default_factory=dict, init=False)  # of the finished groups
     tokens_waiting: int = field(default=0, init=False)  # of groups that are finished and not trained yet
@@ -63,6 +65,11 @@ class Collector:
     def prompt(self, group_id: int) -> Prompt:
         """Return the prompt of a group."""
         return self.prompts[group_id]
+
+    @property
+    def oldest_s(self) -> float:
+        """Seconds for which the oldest unfinished group has run."""
+        return time.monotonic() - min(self._began.values()) if self._began else 0.0
 
     def newly_dropped(self) -> int:
         """Return how many groups were dropped since the last call."""
@@ -125,12 +132,14 @@ class Collector:
         group_id = self._again.popleft() if self._again else self.started
         self.started = max(self.started, group_id + 1)
         self.admission.start(group_id)
+        self._began[group_id] = time.monotonic()
         self._running[group_id] = self.tasks.create_task(self._run(group_id), name=f"group {group_id}")
 
     def _give_up(self, group_id: int) -> None:
         """Cancel an unneeded group, or drop its trajectories."""
         self.dropped += 1
         if task := self._running.pop(group_id, None):
+            del self._began[group_id]
             task.cancel()
         else:
             del self._finished[group_id]
@@ -145,6 +154,7 @@ class Collector:
         if self._running.pop(group_id, None) is None:  # it was given up, and ended before it could be broken off
             self.tokens_dropped += tokens
             return
+        del self._began[group_id]
         if self._is_dropped(trajectories):
             self.dropped += 1
             self.tokens_dropped += tokens

@@ -43,7 +43,7 @@ async def train_on(run: Run, trainers: Trainers, opened: RunDirectory) -> None:
         nonlocal place
         _end_trainers(run)
         here = await _fitting(run)
-        place = await call_disk(place.roll_back, partial(open_sinks, here.job, run.view), run.view.say)
+        place = await call_disk(place.roll_back, partial(open_sinks, here.job), run.view.say)
         return await _attempt(here, await _start_trainers(here, place), place)
 
     await train_to_the_end(

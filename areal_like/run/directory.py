@@ -24,8 +24,8 @@ from areal_like.data.dataset import fingerprints
 from areal_like.errors import CheckpointError, DirectoryTaken, PreparationError, private, private_files
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
+from areal_like.metrics.names import METRICS_FILE, SUMMARY_FILE
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import METRICS_FILE, SUMMARY_FILE
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.sinks import StatsSink
 from areal_like.preflight.machine import CONFIG_FILE, FAILED_FILE

@@ -9,8 +9,10 @@ that all answers come from one version.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.checkpoint.state import RunState
@@ -105,11 +107,12 @@ async def _next_step(
     cannot save in the servers' time slice.
     """
     await parts.sharing.to_servers()
-    with record.waiting(lambda: _present(parts)):
-        if parts.recovery and parts.sharing is RESIDENT:
-            trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
-        else:
-            trajectories = await parts.collector.next_batch()
+    with record.phase("wait for rollouts"):
+        async with _run_beside([hook.while_waiting(version + 1, lambda: _present(parts)) for hook in parts.hooks]):
+            if parts.recovery and parts.sharing is RESIDENT:
+                trajectories = await unless_stopped(parts.stop, asyncio.create_task(parts.collector.next_batch()))
+            else:
+                trajectories = await parts.collector.next_batch()
     step = None
     if trajectories is not None and not parts.stop.asked.is_set():
         shares = {name: Share(own) for name, own in split(trajectories, parts.policies).items()}
@@ -118,6 +121,20 @@ async def _next_step(
             await hook.before_step(step)
     await parts.sharing.to_trainer(evaluating)
     return step
+
+
+@asynccontextmanager
+async def _run_beside(coroutines: Iterable[Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run coroutines until the body ends; raise the exception of one that failed."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()
 
 
 async def _check_logprobs(parts: Parts, step: TrainingStep, record: Record) -> None:
@@ -129,9 +146,10 @@ async def _check_logprobs(parts: Parts, step: TrainingStep, record: Record) -> N
 
 
 def _present(parts: Parts) -> dict[str, float]:
-    """Return the metrics that name the cause of a wait for rollouts, so far; see WaitingNotes."""
+    """Return the metrics that name the cause of a wait for rollouts, so far; see `Hook.while_waiting`."""
     return {
         "rollout/dropped_groups": float(parts.collector.dropped),
+        "rollout/oldest_group_seconds": parts.collector.oldest_s,
         "reward/queue_seconds_mean": max(each.rewards.queue_seconds_mean() for each in parts.policies.values()),
         **parts.load(),
     }
@@ -221,8 +239,10 @@ async def _report(
     own = [policy.statistics for policy in policies]
     for count in (*parts.statistics, *(hook.statistics for hook in parts.hooks), *own):
         stats |= count()
+    stats["rollout/oldest_group_seconds"] = parts.collector.oldest_s
     generated = int(stats.get("tokens/generated", 0))  # of running samples too, unlike the collector's count
-    record.step(step.done, stats, generated, evaluating=evaluating is not None)
+    derive = [partial(hook.derive_metrics, step.done) for hook in parts.hooks]
+    record.step(step.done, stats, generated, evaluating=evaluating is not None, derive=derive)
     for trajectories in (step.trajectories, *(share.trajectories for share in step.shares.values())):
         await release(trajectories)
 

@@ -75,6 +75,11 @@ class Collectors:
         """Groups that were dropped, in the whole run."""
         return sum(collector.dropped for collector in self._own)
 
+    @property
+    def oldest_s(self) -> float:
+        """Seconds for which the oldest unfinished group has run."""
+        return max(collector.oldest_s for collector in self._own)
+
     def newly_dropped(self) -> int:
         """Return how many groups were dropped since the last call."""
         return sum(collector.newly_dropped() for collector in self._own)

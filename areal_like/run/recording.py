@@ -1,7 +1,6 @@
 """The record of a run: its description before the start, and how the run ended."""
 
 import asyncio
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -9,14 +8,12 @@ from typing import Any
 
 from allocation.diagnostics import render
 from allocation.views.svg import plan_svg
+from areal_like.capability import make_listeners
 from areal_like.config.load import dump
 from areal_like.job import Job
-from areal_like.metrics.advice import Advice, GpuSplit
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import StatsSink, make_sinks
-from areal_like.metrics.waiting import WaitingNotes
-from areal_like.rollout.sglang.decode_graphs import most_captured
 from areal_like.run.logprob_check import allowed_logprob_diff
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
@@ -29,21 +26,19 @@ def make_record(job: Job, view: View, void_from: int | None) -> Record:
         directory,
         f"{config.experiment_name} / {config.trial_name}",
         view,
-        open_sinks(job, view, void_from),
+        open_sinks(job, void_from),
         about=_describe(job),
-        report=stats.report,
+        listeners=make_listeners(job),
+        void_from=void_from,
         decode=partial(job.tokenizer.decode, special=True),
         n_samples=stats.samples,
         n_shown=stats.console_samples,
-        waiting=WaitingNotes(
-            config.train_dataset.batch_size, bool(config.workflows), view.say, captured=_read_captured(job)
-        ),
     )
 
 
-def open_sinks(job: Job, view: View, void_from: int | None) -> list[StatsSink]:
+def open_sinks(job: Job, void_from: int | None) -> list[StatsSink]:
     """Return the writers of each step's numbers; present numbers of `void_from` and later steps are void."""
-    return [*make_sinks(job.config, job.config.run_dir, void_from), *advice(job, view)]
+    return make_sinks(job.config, job.config.run_dir, void_from)
 
 
 @contextmanager
@@ -61,30 +56,6 @@ def recording(record: Record) -> Iterator[None]:
         raise
     finally:
         record.close()
-
-
-def _read_captured(job: Job) -> int | None:
-    """Return the most requests that a server's CUDA graphs hold, None on a CPU."""
-    if job.device != "cuda":
-        return None
-    model = job.models.get("actor")
-    return most_captured(job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0)
-
-
-def advice(job: Job, view: View) -> list[Advice]:
-    """Return the advice on asynchrony, if trainer and servers are on separate GPUs that stay the same."""
-    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
-    if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
-        return []
-    together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
-    layout = GpuSplit(
-        servers=len(rollout.devices),
-        trainer=len(actor.devices),
-        server_unit=len(rollout.devices) // rollout.sizes.dp,
-        trainer_unit=math.lcm(*(engine.sizes.smallest_world for engine in together)),
-        staleness=job.config.rollout.max_head_offpolicyness,
-    )
-    return [Advice(layout, view.say)]
 
 
 def _describe(job: Job) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.checkpoint import owner
 from areal_like.checkpoint.journal import Journal, Step, read_header
 from areal_like.checkpoint.state import RunState
@@ -67,7 +68,16 @@ async def attempt(config: Any, steps: int, stop: int | None = None) -> None:
 
     def record(void_from: int | None) -> Record:
         sinks = make_sinks(config, path, void_from)
-        return Record(path, "t", view, sinks, about={"config": "seed: 1"}, report=True, decode=str)
+        return Record(
+            path,
+            "t",
+            view,
+            sinks,
+            about={"config": "seed: 1"},
+            listeners=[RunPage(path)],
+            void_from=void_from,
+            decode=str,
+        )
 
     async with run_directory(job, view, record) as opened:
         kept = opened.record

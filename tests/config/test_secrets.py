@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from areal_like import commands
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.config.findings import ConfigError
 from areal_like.config.load import dump, load
 from areal_like.config.secrets import MASK
@@ -58,7 +59,7 @@ def test_no_file_of_a_run_has_a_secret_and_the_same_command_goes_on(tmp_path: Pa
 
     def record(_: int | None) -> Record:
         about = {"config": dump(config)}
-        return Record(config.run_dir, "t", view, about=about, report=True)
+        return Record(config.run_dir, "t", view, about=about, listeners=[RunPage(config.run_dir)])
 
     async def enter() -> None:
         async with run_directory(job, view, record) as opened:

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from areal_like import cli, launch
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.errors import RecordError
 from areal_like.job import Job
 from areal_like.metrics.console import View
@@ -45,7 +46,7 @@ def finished_record(directory: Path) -> Record:
 
 
 def record_a_step(directory: Path) -> None:
-    record = Record(directory, "a title", View(enabled=False), report=True, decode=str)
+    record = Record(directory, "a title", View(enabled=False), listeners=[RunPage(directory)], decode=str)
     tokens = np.zeros(1, np.int32)
     item = Trajectory(0, 0, tokens, np.zeros(1, np.float32), tokens, FinishReason.STOP, 1.0)
     asyncio.run(record.samples(2, [item]))
@@ -109,7 +110,8 @@ def test_a_full_disk_ends_no_run_for_what_it_does_not_need(
 def test_a_page_that_does_not_fit_any_more_stays_whole_and_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = Record(tmp_path, "a title", View(enabled=False), report=True)
+    record = Record(tmp_path, "a title", View(enabled=False), listeners=[RunPage(tmp_path)])
+    record._writer.wait()
     page = tmp_path / "report.html"
     with largest_file(page.stat().st_size + 300):
         for step in range(1, 9):

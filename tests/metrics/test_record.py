@@ -15,6 +15,7 @@ from limits import HUNG_S
 from running import undocumented_files
 
 from allocation import Finding, Severity, Source
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks.tensorboard import TensorBoard
@@ -202,7 +203,9 @@ def test_names_of_reward_parts_are_limited_with_one_warning(tmp_path: Path, caps
 
 
 def test_every_file_of_a_record_has_a_row_with_its_limit(tmp_path: Path) -> None:
-    record = Record(tmp_path, "a title", View(enabled=False), [TensorBoard(tmp_path / "tensorboard")], report=True)
+    record = Record(
+        tmp_path, "a title", View(enabled=False), [TensorBoard(tmp_path / "tensorboard")], listeners=[RunPage(tmp_path)]
+    )
     record.start()
     record.step(1, {"reward": 0.5}, 0)
     record.finish()

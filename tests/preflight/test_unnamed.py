@@ -15,8 +15,8 @@ from areal_like.config.load import load
 from areal_like.errors import ClusterError
 from areal_like.job import Job
 from areal_like.metrics.console import View
+from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import SUMMARY_FILE
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 from areal_like.preflight import preflight
 from areal_like.run.directory import run_directory

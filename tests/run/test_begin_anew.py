@@ -14,8 +14,8 @@ from areal_like.checkpoint.state import RunState
 from areal_like.config.load import load
 from areal_like.errors import CheckpointError
 from areal_like.metrics.console import View
+from areal_like.metrics.names import METRICS_FILE
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import METRICS_FILE
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.preflight.machine import FAILED_FILE, _directory
 from areal_like.preflight.resume import check_resume

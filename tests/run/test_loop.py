@@ -53,6 +53,7 @@ class Stage:
         self.trained = asyncio.Event()  # for the second time
         self.tokens_generated = 0
         self.dropped: list[int] = []  # groups, by step
+        self.oldest_s = 1.0  # of the unfinished groups
         self._rewards = iter(rewards)
         self._drift = drift
         self._version = 0

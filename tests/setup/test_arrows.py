@@ -33,6 +33,7 @@ ORDER = [
     "algorithms",
     "checkpoint",
     "metrics",
+    "exits",
     "cluster",
     "job",
     "rollout",

@@ -51,7 +51,7 @@ def test_every_command_teaches_by_examples_that_it_takes(command: str, monkeypat
 
 def test_the_first_help_names_what_to_begin_with() -> None:
     text = ask("--help")
-    assert [words[0] for words in examples(text)] == ["check", "run", "report"]
+    assert [words[0] for words in examples(text)] == ["check", "run"]
     assert set(names()) <= set(re.findall(r"[\w-]+", text))
 
 

@@ -17,6 +17,7 @@ from fake_server import FakeServer, open_pool, output
 from scripted import tokenizer
 from test_episodes import ASK, Pool, score
 
+from areal_like.capabilities.report.run_page import RunPage
 from areal_like.config.load import load
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
@@ -175,7 +176,9 @@ def test_a_long_run_grows_by_less_than_a_megabyte_in_a_thousand_steps(
 
     async def main() -> Counter[str]:
         server, before = FakeServer(on_generate), alive()
-        record = Record(tmp_path, "t", View(False), [Scalars(tmp_path / "metrics.jsonl")], report=True)
+        record = Record(
+            tmp_path, "t", View(False), [Scalars(tmp_path / "metrics.jsonl")], listeners=[RunPage(tmp_path)]
+        )
         async with (
             open_pool(server) as pool,
             Workflows(config, pool, score, own, print, 1000, processes) as workflows,

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from areal_like.runtime.descendants import descendants
 
 _RAY = re.compile(r"gcs_server|raylet|dashboard|DashboardAgent|runtime_env|RuntimeEnvAgent|log_monitor|ray::IDLE")
+LOGS = "logs"  # in the run's directory
 _OWN_LOG = re.compile(r"([\w-]+)\.log")
 
 
-class Resident(NamedTuple):
+class ProcessSize(NamedTuple):
     """The memory of one process: all resident bytes, and the anonymous ones, which it shares with no other."""
 
     name: str
@@ -22,7 +23,7 @@ class Resident(NamedTuple):
     private: int
 
 
-def resident(pid: int) -> Iterator[Resident]:
+def resident(pid: int) -> Iterator[ProcessSize]:
     """Yield the memory of a process, `controller`, and of each of its descendants.
 
     A descendant has the name of its log in the run's directory, so `actor-0` is a trainer rank and `server-0` each
@@ -33,13 +34,13 @@ def resident(pid: int) -> Iterator[Resident]:
             name = "controller" if each == pid else _name(each)
             sizes = dict(re.findall(r"^(VmRSS|RssAnon):\s+(\d+) kB", Path(f"/proc/{each}/status").read_text(), re.M))
             if sizes:  # a zombie has none
-                yield Resident(name, each, int(sizes["VmRSS"]) << 10, int(sizes["RssAnon"]) << 10)
+                yield ProcessSize(name, each, int(sizes["VmRSS"]) << 10, int(sizes["RssAnon"]) << 10)
 
 
 def _name(pid: int) -> str:
     """Return the name of a descendant by its command line, or by its output."""
     command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    output = Path(os.readlink(f"/proc/{pid}/fd/1")).name
-    if found := _OWN_LOG.fullmatch(output):
+    output = Path(os.readlink(f"/proc/{pid}/fd/1"))
+    if output.parent.name == LOGS and (found := _OWN_LOG.fullmatch(output.name)):
         return found[1]
     return "ray" if _RAY.search(command) else "other"

@@ -116,5 +116,3 @@ class StatsLoggerConfig(Section):
     samples: int | None = Field(256, ge=0)
     """Samples per step and evaluation to keep in `samples/`, of at most 200 steps and evaluations of a set: every other
     older one is removed; null: everything is kept."""
-    report: bool = True
-    """Keep `report.html` in the run's directory up to date."""

@@ -409,7 +409,7 @@ def test_the_probe_is_scored_before_the_servers_lose_their_memory(monkeypatch: p
 
     noting, record = (
         cast(Any, Noting()),
-        cast(Any, SimpleNamespace(phase=lambda name: nullcontext(), waiting=lambda present: nullcontext())),
+        cast(Any, SimpleNamespace(phase=lambda name: nullcontext())),
     )
     policy = Policy("", load(CONFIG).config, noting, noting, noting)
     parts = Parts({"": policy}, noting, noting, noting, sharing=noting, hooks=[DriftHook({"": noting}, record)])

@@ -52,7 +52,7 @@ async def step(scenes: dict[str, Scene], version: int) -> dict[str, float]:
         return batch
 
     unused: Any = SimpleNamespace(next_batch=next_batch)
-    record: Any = SimpleNamespace(phase=lambda name: nullcontext(), waiting=lambda present: nullcontext())
+    record: Any = SimpleNamespace(phase=lambda name: nullcontext())
     policies = {name: Policy(name, CONFIGURATION, unused, cast(Any, scene), unused) for name, scene in scenes.items()}
     hook = DriftHook({name: scene.alarm for name, scene in scenes.items()}, record)
     parts = Parts(policies, unused, unused, unused, hooks=[hook])

@@ -8,10 +8,10 @@ synchronous step, so the advice rather overestimates the gain of asynchrony.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-STEPS = 10  # after which the advice is given; the first step warms up
+from areal_like.job import Job
+
 WORTH = 0.85  # maximum share of a step's time that a recommended layout may need
 
 
@@ -24,32 +24,6 @@ class GpuSplit:
     server_unit: int
     trainer_unit: int
     staleness: int
-
-
-@dataclass(eq=False)
-class Advice:
-    """A sink for a run's metrics that reports a faster setting, if there is one, through `say` at step STEPS."""
-
-    layout: GpuSplit
-    say: Callable[[str], None]
-    _steps: list[tuple[float, ...]] = field(default_factory=list, init=False)  # seconds, idle, idle, slowest response
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add a step's metrics."""
-        if len(self._steps) == STEPS or not {"seconds/step", "idle/servers", "idle/trainer"} <= scalars.keys():
-            return
-        slowest = scalars.get("rollout/longest_seconds", 0.0)
-        self._steps.append((scalars["seconds/step"], scalars["idle/servers"], scalars["idle/trainer"], slowest))
-        if len(self._steps) == STEPS:
-            counted = self._steps[1:]
-            seconds = sum(each[0] for each in counted)
-            servers, trainer = (sum(each[0] * each[place] for each in counted) / seconds for place in (1, 2))
-            slowest = max(each[3] for each in counted)
-            if words := better(self.layout, seconds / len(counted), servers, trainer, slowest):
-                self.say(words)
-
-    def close(self) -> None:
-        """Do nothing, because nothing is open."""
 
 
 def better(layout: GpuSplit, step_s: float, idle_servers: float, idle_trainer: float, slowest_s: float) -> str | None:
@@ -83,3 +57,18 @@ def better(layout: GpuSplit, step_s: float, idle_servers: float, idle_trainer: f
         where = f"servers on {count} GPUs and the trainer on {total - count}"
         return f"{seen}: {where} would take about {seconds:.3g} s a step, not {step_s:.3g}"
     return None
+
+
+def split_of(job: Job) -> GpuSplit | None:
+    """Return the GPUs of a run whose trainer and servers have separate ones that stay the same, otherwise None."""
+    actor, rollout = job.plan.engine("actor"), job.plan.engine("rollout")
+    if job.device == "cpu" or set(actor.devices) & set(rollout.devices):
+        return None
+    together = [engine for engine in job.plan.engines if set(engine.devices) & set(actor.devices)]
+    return GpuSplit(
+        servers=len(rollout.devices),
+        trainer=len(actor.devices),
+        server_unit=len(rollout.devices) // rollout.sizes.dp,
+        trainer_unit=math.lcm(*(engine.sizes.smallest_world for engine in together)),
+        staleness=job.config.rollout.max_head_offpolicyness,
+    )

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from allocation import check, compile
-from areal_like.metrics.advice import STEPS, Advice, GpuSplit, better
-from areal_like.run.recording import advice
+from areal_like.capabilities.operations.advice import GpuSplit, better, split_of
 
 SERVERS, ACTOR, CRITIC = "sglang[rollout]", "megatron[actor]", "megatron[critic]"
 EVEN = GpuSplit(servers=4, trainer=4, server_unit=1, trainer_unit=1, staleness=2)
@@ -44,22 +43,6 @@ def test_what_would_be_faster(layout: GpuSplit, idle: tuple[float, float], slowe
     assert said is None if words is None else words in str(said)
 
 
-def test_it_is_said_once_and_without_the_first_step():
-    said: list[str] = []
-    advice = Advice(EVEN, said.append)
-    advice.log(1, {"seconds/step": 500.0, "idle/servers": 0.0, "idle/trainer": 0.99})
-    for step in range(2, 3 * STEPS):
-        assert len(said) == (step > STEPS)
-        advice.log(step, {"reward/held_out": 0.5})  # an evaluation's numbers
-        advice.log(
-            step, {"seconds/step": 10.0, "idle/servers": 0.02, "idle/trainer": 0.5, "rollout/longest_seconds": 6.0}
-        )
-    assert said == [
-        "servers were idle for 2% of the time, the trainer for 50%: servers on 5 GPUs and the trainer on 3 "
-        "would take about 7.84 s a step, not 10"
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "unit", "without"),
     [
@@ -72,7 +55,6 @@ def test_it_is_said_once_and_without_the_first_step():
 def test_the_trainer_has_gpus_by_as_many_as_its_layout_takes(text: str, unit: int, without: str | None):
     settings = SimpleNamespace(rollout=SimpleNamespace(max_head_offpolicyness=2))
     job: Any = SimpleNamespace(plan=compile(text), device="cuda", config=settings)
-    view: Any = SimpleNamespace(say=print)
-    (made,) = advice(job, view)
-    assert made.layout.trainer_unit == unit
+    split = split_of(job)
+    assert split is not None and split.trainer_unit == unit
     assert without is None or check(without).plan is None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from areal_like.capabilities.operations import hook
+from areal_like.capabilities.operations.alerts import REPEAT_S, Console, Trends
+from areal_like.capabilities.operations.hook import Operations
+from areal_like.capabilities.operations.memory import ProcessMemory
+from areal_like.capabilities.operations.waiting import explain
 from areal_like.config.keys import annotation_of
-from areal_like.metrics import waiting
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.metrics.waiting import REPEAT_S, WaitingNotes, explain
 from areal_like.run import loop
 from areal_like.run.gpu_sharing import RESIDENT
 
@@ -37,7 +42,7 @@ def test_the_cause_names_existing_keys(scalars: dict[str, float], agents: bool, 
     said = explain(WAITS | scalars, 4, agents=agents)
     assert said is not None
     for key in keys:
-        assert key in said and annotation_of(key) is not None
+        assert key in said.text and annotation_of(key) is not None
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ def test_the_cause_names_existing_keys(scalars: dict[str, float], agents: bool, 
 )
 def test_passes_without_graphs_are_a_cause(captured: int, key: str | None) -> None:
     said = explain(WAITS | {"rollout/running": 512.5}, 4, agents=False, captured=captured)
-    assert said is not None and ("CUDA graphs" in said) == bool(key) and (key or "") in said
+    assert said is not None and ("CUDA graphs" in said.text) == bool(key) and (key or "") in said.text
 
 
 @pytest.mark.parametrize("scalars", [{"seconds/wait_for_rollouts": 40.0}, {"seconds/wait_for_rollouts": 0.0}])
@@ -53,14 +58,17 @@ def test_a_busy_trainer_is_not_mentioned(scalars: dict[str, float]) -> None:
     assert explain(WAITS | scalars | {"rollout/dropped_groups": 4.0}, 4, agents=False) is None
 
 
+def operations(say: Callable[[str], None], clock: Callable[[], float], *, agents: bool = False) -> Operations:
+    return Operations(Console(say, clock), Trends(1.0), ProcessMemory(list, clock), None, 4, agents)
+
+
 def test_a_line_is_repeated_after_ten_minutes_at_the_earliest() -> None:
     said, time = list[str](), [0.0]
-    notes = WaitingNotes(4, False, said.append, clock=lambda: time[0])
-    for step, present in enumerate((0.0, 1.0, 2.0, REPEAT_S, 1.0 + REPEAT_S), 1):
+    hook = operations(said.append, lambda: time[0])
+    for step, present in enumerate((0.0, 1.0, 2.0, 3.0, REPEAT_S, 3.0 + REPEAT_S), 1):
         time[0] = present
-        notes.log(step, WAITS)
-        notes.log(step, {"reward/held_out": 0.5})
-    assert [line.partition(":")[0] for line in said] == ["step 2", "step 5"]
+        hook.derive_metrics(step, WAITS)
+    assert [line.partition(":")[0] for line in said] == ["step 4", "step 6"]
 
 
 def wait(
@@ -68,9 +76,9 @@ def wait(
 ) -> list[str]:
     """Return the lines of one wait of the loop with a look each minute, and of the step that it ends."""
     said, time = list[str](), [0.0]
-    notes = WaitingNotes(4, agents, said.append, clock=lambda: time[0])
-    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
-    collector = SimpleNamespace(dropped=7)
+    operating = operations(said.append, lambda: time[0], agents=agents)
+    monkeypatch.setattr(hook, "LOOK_S", 0.0)
+    collector = SimpleNamespace(dropped=7, oldest_s=1.0)
 
     async def next_batch() -> list[Any]:
         for _ in range(looks):
@@ -87,19 +95,32 @@ def wait(
         stop=SimpleNamespace(asked=asyncio.Event()),
         sharing=RESIDENT,
         recovery=None,
-        hooks=(),
+        hooks=(operating,),
     )
-    record = Record(tmp_path, "t", View(False), waiting=notes)
+    record = Record(tmp_path, "t", View(False))
 
     async def step() -> None:
         with record.recording():
             await loop._next_step(parts, 0, record, None)
-            notes.log(1, WAITS)
-            notes.log(2, WAITS)
+            operating.derive_metrics(1, WAITS)
+            operating.derive_metrics(2, WAITS)
 
     asyncio.run(step())
     record.close()
     return said
+
+
+def test_a_group_that_does_not_end_is_reported_in_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, time = list[str](), [0.0]
+    monkeypatch.setattr(hook, "LOOK_S", 0.0)
+    present = {"rollout/dropped_groups": 0.0, "idle/servers": 0.0, "rollout/oldest_group_seconds": 700.0}
+
+    async def step() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(operations(said.append, lambda: time[0]).while_waiting(3, lambda: present), 0.05)
+
+    asyncio.run(step())
+    assert len(said) == 1 and said[0].startswith("step 3:") and "#stuck-groups" in said[0]
 
 
 def test_a_wait_is_reported_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +138,4 @@ def test_drops_in_a_wait_are_reported_before_ten_minutes(tmp_path: Path, monkeyp
 
 
 def test_a_short_wait_is_not_reported_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [line.partition(":")[0] for line in wait(tmp_path, monkeypatch, looks=9)] == ["step 2"]
+    assert wait(tmp_path, monkeypatch, looks=9) == []

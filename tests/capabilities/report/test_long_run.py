@@ -10,11 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from areal_like.metrics import event_file, report
+from areal_like.capabilities.report import page as page_module
+from areal_like.capabilities.report import write
+from areal_like.capabilities.report.run_page import RunPage
+from areal_like.capabilities.report.write import write_report
+from areal_like.metrics import event_file
 from areal_like.metrics.console import View
 from areal_like.metrics.event_file import read_events
+from areal_like.metrics.names import METRICS_FILE
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import METRICS_FILE, write_report
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import list_written
 from areal_like.metrics.sinks.scalars import Scalars
@@ -27,7 +31,14 @@ NAMES = [f"numbers/of_a_run_{number}" for number in range(60)]
 def train(directory: Path, steps: int, groups: int, first: int = 1) -> None:
     """Record steps of one second each: what 64 servers, 8 ranks and the groups did, 60 numbers, and samples."""
     record = Record(
-        directory, "t", View(False), [Scalars(directory / METRICS_FILE)], about={}, report=True, decode=str, n_samples=8
+        directory,
+        "t",
+        View(False),
+        [Scalars(directory / METRICS_FILE)],
+        about={},
+        listeners=[RunPage(directory)],
+        decode=str,
+        n_samples=8,
     )
     random.seed(1)
     tokens, made = np.arange(300, dtype=np.int32), np.full(300, 3, np.int32)
@@ -67,10 +78,10 @@ def sizes(directory: Path) -> dict[str, int]:
 def test_files_are_bounded_and_curves_keep_their_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With bounds of one twentieth."""
     monkeypatch.setattr(event_file, "SEGMENT_BYTES", 300_000)
-    monkeypatch.setattr(report, "PAGE_BYTES", 2_000_000)
-    monkeypatch.setattr(report, "MOST_SPANS", 5_000)
-    monkeypatch.setattr(report, "LAST_ROWS", 20)
-    monkeypatch.setattr(report, "MOST_POINTS", 100)
+    monkeypatch.setattr(page_module, "PAGE_BYTES", 2_000_000)
+    monkeypatch.setattr(write, "MOST_SPANS", 5_000)
+    monkeypatch.setattr(write, "LAST_ROWS", 20)
+    monkeypatch.setattr(write, "MOST_POINTS", 100)
     train(tmp_path, 400, groups=16)
     found = sizes(tmp_path)
     assert found["events.jsonl"] + found["events.previous.jsonl"] < 1_000_000
@@ -93,6 +104,9 @@ def test_a_resume_appends_to_the_page(tmp_path: Path) -> None:
     with (tmp_path / "report.html").open("ab") as page:
         page.write(b'<script>add(0,"scalars",[31,{"reward/me')  # a kill
     forget(tmp_path, 21)
+    resumed = RunPage(tmp_path)
+    resumed.forget(21)
+    resumed.close()
     after = (tmp_path / "report.html").read_bytes()
     assert after == before + b'<script>add(0,"forget",21)</script>\n'
     train(tmp_path, 10, groups=2, first=21)

@@ -20,9 +20,11 @@ from typer.testing import CliRunner
 from allocation import compile as compile_plan
 from allocation.views.svg import plan_svg
 from areal_like import commands
+from areal_like.capabilities.report.page import TEMPLATE, Report
+from areal_like.capabilities.report.run_page import RunPage
+from areal_like.capabilities.report.write import write_report
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.metrics.report import TEMPLATE, Report, write_report
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.types import FinishReason, Trajectory
 
@@ -54,7 +56,9 @@ def record_run(directory: Path, seed: int = 0, title: str = "a title", end: str 
     directory.mkdir(parents=True)
     sinks = [Scalars(directory / "metrics.jsonl")]
     about = ABOUT | {"config": f"seed: {seed}\nactor: {{}}"}
-    record = Record(directory, title, View(False), sinks, about=about, report=True, decode=decode, n_shown=2)
+    record = Record(
+        directory, title, View(False), sinks, about=about, listeners=[RunPage(directory)], decode=decode, n_shown=2
+    )
     clock = time.time()
     for step in range(1, STEPS + 1):
         for lane, start, seconds in (("actor 0", 0.1, 0.5), ("actor 1", 0.1, 0.6), ("server 0", 0.0, 1.0)):
@@ -184,7 +188,14 @@ def test_the_page_says_how_a_run_ended(tmp_path: Path, end: str | None, said: st
 
 def test_the_page_tells_of_the_last_attempt(tmp_path: Path) -> None:
     directory = record_run(tmp_path / "run", end="failed: a rank died")
-    again = Record(directory, "a title", View(False), about=ABOUT | {"started": time.time() + STEPS}, report=True)
+    again = Record(
+        directory,
+        "a title",
+        View(False),
+        about=ABOUT | {"started": time.time() + STEPS},
+        listeners=[RunPage(directory)],
+    )
+    again._writer.wait()
     page = drawn(directory / "report.html")["page"]
     assert "failed: a rank died" not in page and "has not ended" in page
     again.end("finished")
@@ -196,7 +207,7 @@ def test_the_page_tells_of_the_last_attempt(tmp_path: Path) -> None:
 def test_a_step_that_was_made_again_begins_where_that_began(tmp_path: Path, end: str | None) -> None:
     directory = record_run(tmp_path / "run", end=end)
     began = time.time() + 3600.0
-    again = Record(directory, "a title", View(False), about=ABOUT | {"started": began}, report=True)
+    again = Record(directory, "a title", View(False), about=ABOUT | {"started": began}, listeners=[RunPage(directory)])
     for step in (12, 13) if end else (11, 12):
         again._log.note("controller", "training", began + step, began + step + 1, step=step)
     again.start()
@@ -343,7 +354,7 @@ def test_a_long_run_keeps_the_samples_of_some_steps(tmp_path: Path) -> None:
     ],
 )
 def test_a_layout_that_is_more_than_a_picture_is_shown_as_text(tmp_path: Path, plan: str) -> None:
-    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, report=True).close()
+    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, listeners=[RunPage(tmp_path)]).close()
     shown = drawn(tmp_path / "report.html")["page"]
     assert plan not in shown
     assert plan.partition(" ")[0].replace("<", "&#60;").partition(">")[0] in shown
@@ -351,5 +362,5 @@ def test_a_layout_that_is_more_than_a_picture_is_shown_as_text(tmp_path: Path, p
 
 def test_the_picture_of_a_plan_is_drawn(tmp_path: Path) -> None:
     plan = plan_svg(compile_plan("sglang:d2+megatron:d2"))
-    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, report=True).close()
+    Record(tmp_path, "a title", View(False), about=ABOUT | {"plan": plan}, listeners=[RunPage(tmp_path)]).close()
     assert plan in drawn(tmp_path / "report.html")["page"]

@@ -10,7 +10,7 @@ from test_report import ABOUT, STEPS, record_run
 
 import allocation
 from allocation.views import svg
-from areal_like.metrics.report import write_report
+from areal_like.capabilities.report.write import write_report
 
 LOOK = """(drawn) => {
   const all = (selector) => [...document.querySelectorAll(selector)], get = (id) => document.getElementById(id);

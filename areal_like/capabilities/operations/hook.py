@@ -1,0 +1,126 @@
+"""The part of the capability in the loop: alerts, memory, and utilization."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from areal_like.capabilities.operations.advice import split_of
+from areal_like.capabilities.operations.alerts import Alert, Console, Trends, stuck
+from areal_like.capabilities.operations.memory import ProcessMemory
+from areal_like.capabilities.operations.processes import resident
+from areal_like.capabilities.operations.utilization import Utilization, make_utilization
+from areal_like.capabilities.operations.waiting import explain, mostly_dropped
+from areal_like.capability import Started
+from areal_like.hooks import Hook, TrainingStep
+from areal_like.job import Job
+from areal_like.rollout.sglang.decode_graphs import most_captured
+from areal_like.run.logprob_check import allowed_logprob_diff
+from areal_like.types import Trajectory
+
+LOOK_S = 10.0  # between two looks at a wait
+LONG_S = 600.0  # a wait that lasts as long is reported before it ends
+IN_ROW = 3  # steps that waste their time for the same cause, until it is reported
+
+type Present = Callable[[], Mapping[str, float]]
+
+
+@dataclass(eq=False)
+class Operations(Hook):
+    """Reports what goes wrong in a run, and measures its processes.
+
+    `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes, `captured` the most
+    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU.
+    """
+
+    console: Console
+    trends: Trends
+    memory: ProcessMemory
+    utilization: Utilization | None
+    groups: int
+    agents: bool
+    captured: int | None = None
+    _prompt: float = field(default=0.0, init=False)
+    _steps: int = field(default=0, init=False)
+    _wasted: list[str] = field(default_factory=list, init=False)  # kinds of the last steps in a row
+
+    async def while_waiting(self, step: int, present: Present) -> None:
+        """Report the cause of a long wait, and a group that does not end, while it lasts."""
+        began, looks, idle = self.console.clock(), 0, 0.0
+        before = present()["rollout/dropped_groups"]
+        while True:
+            await asyncio.sleep(LOOK_S)
+            scalars, seconds = dict(present()), self.console.clock() - began
+            looks, idle = looks + 1, idle + scalars["idle/servers"]
+            dropped = scalars["rollout/dropped_groups"] - before
+            if seconds >= LONG_S or mostly_dropped(dropped, self.groups):
+                waited = {"seconds/step": seconds, "seconds/wait_for_rollouts": seconds, "idle/servers": idle / looks}
+                waste = self._explain(scalars | waited | {"rollout/dropped_groups": dropped})
+                self.console.report(step, waste)
+            self.console.report(step, stuck(scalars.get("rollout/oldest_group_seconds", 0.0), 0.0))
+
+    async def before_step(self, step: TrainingStep) -> None:
+        """Measure how rewards and lengths of a group are related, and read the memory of processes."""
+        if step.trajectories:
+            self._prompt = float(np.mean([len(item.tokens) - item.response_length for item in step.trajectories]))
+            tied = reward_length_correlation(step.trajectories)
+            step.measured |= {} if tied is None else {"rollout/reward_length_correlation": tied}
+        await asyncio.to_thread(self.memory.look)
+
+    def statistics(self) -> Mapping[str, float]:
+        """Return the resident memory by process."""
+        return self.memory.metrics()
+
+    def derive_metrics(self, step: int, scalars: Mapping[str, float]) -> Mapping[str, float]:
+        """Report alerts; return the utilization of the GPUs."""
+        self._steps += 1
+        if self._steps > 1:  # the first step starts with empty queues
+            waste = self._explain(scalars)
+            same = waste is not None and self._wasted[-1:] == [waste.kind]
+            self._wasted = [*(self._wasted[-IN_ROW:] if same else ()), *([waste.kind] if waste else ())]
+            self.console.report(step, waste if len(self._wasted) >= IN_ROW else None)
+        for alert in (*self.trends.look(step, scalars), self.memory.growing()):
+            self.console.report(step, alert)
+        return self.utilization.of_step(scalars, self._prompt) if self.utilization else {}
+
+    def _explain(self, scalars: Mapping[str, float]) -> Alert | None:
+        return explain(scalars, self.groups, agents=self.agents, captured=self.captured)
+
+
+def reward_length_correlation(trajectories: Sequence[Trajectory]) -> float | None:
+    """Return the correlation of rewards and response lengths within groups, None where one of them does not vary."""
+    rewards, lengths = list[float](), list[float]()
+    judged = sorted((item for item in trajectories if item.reward is not None), key=lambda item: item.group_id)
+    for _, members in groupby(judged, key=lambda item: item.group_id):
+        own = [(float(item.reward or 0.0), float(item.response_length)) for item in members]
+        means = np.mean(own, axis=0)
+        rewards += [reward - means[0] for reward, _ in own]
+        lengths += [length - means[1] for _, length in own]
+    scale = float(np.linalg.norm(rewards) * np.linalg.norm(lengths))
+    return float(np.dot(rewards, lengths)) / scale if scale else None
+
+
+def make_operations(started: Started) -> Operations:
+    """Return the hook of a run."""
+    job = started.job
+    return Operations(
+        Console(started.say, time.monotonic),
+        Trends(allowed_logprob_diff(job.config), split_of(job), lambda: started.record.evaluations),
+        ProcessMemory(lambda: list(resident(os.getpid()))),
+        make_utilization(job),
+        job.config.train_dataset.batch_size,
+        bool(job.config.workflows),
+        _read_captured(job),
+    )
+
+
+def _read_captured(job: Job) -> int | None:
+    """Return the most requests that a server's CUDA graphs hold, None on a CPU."""
+    if job.device != "cuda":
+        return None
+    model = job.models.get("actor")
+    return most_captured(job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0)
