@@ -64,12 +64,25 @@ def total_parameters(model: ModelSpec) -> int:
     return layers_together(model, range(model.layers)).total + tables + model.hidden_size + tower
 
 
+@lru_cache(64)
 def active_parameters(model: ModelSpec) -> int:
     """Return parameters that a token passes through: its experts, all else, and the output layer but not the
     embedding."""
     layers = layers_together(model, range(model.layers))
     chosen = layers.experts * model.experts_per_token // model.experts if model.experts else 0
     return layers.total - layers.experts + chosen + vocabulary(model) + model.hidden_size
+
+
+def sequence_products(model: ModelSpec, length: float) -> float:
+    """Return multiplications of a forward pass over the first tokens of a sequence, without the output layer.
+
+    A token multiplies with each active parameter, and attends to half of the sequence, for scores and for values. In
+    layers with a window it attends to at most the window.
+    """
+    sliding = len(model.sliding_layers)
+    full = model.layers - len(model.linear_layers) - sliding
+    scores = (full * length + sliding * min(length, 2 * model.window)) * model.query_width
+    return length * (active_parameters(model) - vocabulary(model) + scores)
 
 
 def vocabulary(model: ModelSpec, multiple: int = 1) -> int:

@@ -15,6 +15,7 @@ from allocation.parameters import (
     count_held,
     distinct_stages,
     layers_together,
+    sequence_products,
     stage_chunks,
     stages,
     total_parameters,
@@ -152,21 +153,10 @@ def _recomputed_flops(task: Task, megatron: MegatronSettings) -> float:
     return with_experts * 3 * model.hidden_size * width / _flops_per_token(task)
 
 
-@lru_cache(64)
-def _active(model: ModelSpec) -> int:
-    return active_parameters(model)
-
-
 def _flops_per_token(task: Task) -> float:
-    """Return FLOPs per token and pass, divided by 2: active parameters, and half of attention's scores, twice.
-
-    Only generated tokens need the output layer.
-    """
+    """Return FLOPs per token and pass, divided by 2; only generated tokens need the output layer."""
     model, mean = task.model, task.tokens / task.batch.sequences
-    sliding = len(model.sliding_layers)
-    full = model.layers - len(model.linear_layers) - sliding
-    scores = (full * mean + sliding * min(mean, 2 * model.window)) * model.query_width
-    return _active(model) - vocabulary(model) * (1 - task.generated / task.tokens) + scores
+    return sequence_products(model, mean) / mean + vocabulary(model) * task.generated / task.tokens
 
 
 def largest_stage(model: ModelSpec, sizes: ParallelSizes, megatron: MegatronSettings) -> tuple[Held, int]:
@@ -205,9 +195,9 @@ def server_seconds(task: Task, dp: int, tp: int, share: float) -> PredictedServe
         chosen = 1 - (1 - model.experts_per_token / model.experts) ** requests if model.experts else 1.0
         weights = (total_parameters(model) - parts.experts * (1 - chosen)) * work.memory.item / tp
         traffic = (weights + requests * cache) / (gpu.bandwidth * eff.MEMORY)
-        arithmetic = 2 * _active(model) * requests / (tp * gpu.flops * eff.SERVING)
+        arithmetic = 2 * active_parameters(model) * requests / (tp * gpu.flops * eff.SERVING)
         return max(traffic, arithmetic) + eff.DECODE_STEP + 2 * model.layers * reduce * (tp > 1)
 
-    prefill = task.batch.n_prompts * task.prompt * 2 * _active(model) / (dp * tp * gpu.flops * eff.SERVING)
+    prefill = task.batch.n_prompts * task.prompt * 2 * active_parameters(model) / (dp * tp * gpu.flops * eff.SERVING)
     seconds = task.generated / (dp * together / step(together)) + prefill
     return PredictedServers(dp, tp, share, together, seconds, task.response * step(max(1.0, together / 4)))

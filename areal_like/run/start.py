@@ -76,6 +76,7 @@ def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) 
         seed=job.config.seed,
         total_steps=job.config.updates(role, job.steps),
         adapters=tuple(job.config.adapters) if role == "actor" else (),
+        shape=job.models.get(role),
     )
 
 

@@ -17,6 +17,7 @@ from areal_like.types import Batch, Floats, LossSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from allocation.model_spec import ModelSpec
     from allocation.plan import ParallelSizes
     from areal_like.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole
 
@@ -159,7 +160,8 @@ class EngineSpec:
     it; with `lora` its adapters alone are trained, with `adapters` one independent set of them for each of these names.
     `path` is the model in Hugging Face form, `tokenizer` and `scratch` are `write_checkpoint`'s directories;
     `total_steps` is the number of optimizer steps that the learning-rate schedule spans; `weights` is a Megatron
-    checkpoint that has the weights in the place of `path`.
+    checkpoint that has the weights in the place of `path`; `shape` is the model's, by which micro-batches are balanced,
+    None where its files were not there before the start.
     """
 
     role: TrainerRole
@@ -176,6 +178,7 @@ class EngineSpec:
     lora: LoRA | None = None
     weights: Path | None = None
     adapters: tuple[str, ...] = ()
+    shape: ModelSpec | None = None
 
     @property
     def resting(self) -> tuple[Part, ...]:

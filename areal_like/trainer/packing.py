@@ -8,22 +8,24 @@ Every rank computes the same schedule from the same batch, so that nothing has t
 3. A micro-batch holds at most `max_tokens` tokens, padding included.
 4. Each sequence is padded to `alignment`: 2*cp*tp if context parallelism splits it into 2*cp chunks that sequence
 parallelism divides again, else tp; for FP8 a multiple of this, so that each rank has whole blocks of rows.
-5. Ranks have similar numbers of tokens: the longest sequence goes to the lightest micro-batch first (LPT rule,
-   Graham 1969), then heavy and light micro-batches are dealt out alternately.
+5. Ranks have similar costs, and so have the micro-batches that ranks which meet compute at the same time: the
+   costliest sequence goes first, to the lightest place (LPT rule, Graham 1969). There are no more micro-batches than
+   with equal numbers of tokens.
 6. A micro-batch without sequences holds one dummy sequence, which is not trained on.
 7. The sequences of a tree (`prefix_trees.py`) are in one micro-batch.
 """
 
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allocation.model_spec import ModelSpec
+from allocation.parameters import sequence_products
 from allocation.plan import ParallelSizes
 from areal_like.config.schema import MicroBatchConfig
 from areal_like.trainer.prefix_trees import PrefixTrees, find_trees, separate
@@ -89,6 +91,11 @@ def alignment_of(backend: str, sizes: ParallelSizes, rows: int = 1) -> int:
     return sizes.cp if backend == "fsdp" else sequence_alignment(sizes.tp, sizes.cp, rows)
 
 
+def ranks_meet(backend: str, sizes: ParallelSizes) -> bool:
+    """Return whether data-parallel ranks exchange parameters or experts' tokens in every micro-batch."""
+    return backend == "fsdp" or sizes.ep > 1
+
+
 def make_schedule(
     lengths: Sequence[int] | Ints,
     *,
@@ -97,34 +104,48 @@ def make_schedule(
     alignment: int,
     multiple: int = 1,
     trees: PrefixTrees | None = None,
+    model: ModelSpec | None = None,
+    meet: bool = True,
 ) -> Schedule:
     """Distribute sequences over `dp` ranks and pack each rank's share into micro-batches.
 
     `max_tokens` is per micro-batch before context parallelism divides it. The sequences of one of `trees` stay
-    together. Raises PackingError for an empty batch and for a sequence that is longer than a micro-batch.
+    together. Costs are the FLOPs of `model`, without it tokens. Ranks that `meet` wait for each other in every
+    micro-batch, others only at the end. Raises PackingError for an empty batch and for a sequence that is longer than
+    a micro-batch.
     """
     _check(lengths)
     trees = trees or separate(lengths)
     of_nodes = np.bincount(trees.families[trees.sources], _pad(trees.lengths, alignment))
     padded = of_nodes.astype(np.int64).tolist()
+    costs = padded if model is None else _costs(trees, alignment, model)
     if max(padded) > max_tokens:
         raise PackingError(
             f"a sequence of {max(lengths)} tokens (padded to {max(padded)}) does not fit into one micro-batch: "
             f"mb_spec.max_tokens_per_mb is {max_tokens}; set it to {max(padded)} or more, or generate shorter responses"
         )
-    order = np.argsort(np.negative(padded), stable=True).tolist()
+    of_family = np.split(np.argsort(trees.families, stable=True), np.cumsum(np.bincount(trees.families))[:-1])
     n = _round_up(-(-sum(padded) // (dp * max_tokens)), multiple)
-    while (bins := _lightest_first(order, padded, dp * n, max_tokens)) is None:
+    while True:
+        fill = partial(_fill, sizes=padded, dp=dp, n=n, capacity=max_tokens)
+        if ranks := fill(costs, meet=meet) or fill(padded, meet=True):
+            return tuple(tuple(_join(of_family, part) for part in rank) for rank in ranks)
         n = _round_up(n + 1 + n // 16, multiple)
 
-    bins.sort(key=lambda members: sum(padded[i] for i in members), reverse=True)
-    of_family = np.split(np.argsort(trees.families, stable=True), np.cumsum(np.bincount(trees.families))[:-1])
-    ranks: list[list[tuple[int, ...]]] = [[] for _ in range(dp)]
-    for i, members in enumerate(bins):
-        turn, place = divmod(i, dp)
-        sequences = chain.from_iterable(of_family[family].tolist() for family in sorted(members))
-        ranks[place if turn % 2 == 0 else dp - 1 - place].append(tuple(sequences))
-    return tuple(tuple(rank) for rank in ranks)
+
+def _join(of_family: Sequence[NDArray[np.int64]], families: Sequence[int]) -> tuple[int, ...]:
+    return tuple(chain.from_iterable(of_family[family].tolist() for family in sorted(families)))
+
+
+def _costs(trees: PrefixTrees, alignment: int, model: ModelSpec) -> list[float]:
+    """Return the multiplications of each tree: a node's tokens attend to those of its path."""
+    ends = trees.starts + _pad(trees.lengths, alignment)
+    of_nodes = [
+        sequence_products(model, end) - sequence_products(model, start)
+        for start, end in zip(trees.starts.tolist(), ends.tolist(), strict=True)
+    ]
+    costs: list[float] = np.bincount(trees.families[trees.sources], of_nodes).tolist()
+    return costs
 
 
 def _check(lengths: Sequence[int] | Ints) -> None:
@@ -271,15 +292,30 @@ def _pad(lengths: NDArray[np.int64], alignment: int) -> NDArray[np.int64]:
 
 
 def schedule_batch(
-    batch: Batch, section: MicroBatchConfig, *, dp: int, alignment: int, multiple: int = 1
+    batch: Batch,
+    section: MicroBatchConfig,
+    *,
+    dp: int,
+    alignment: int,
+    multiple: int = 1,
+    model: ModelSpec | None = None,
+    meet: bool = True,
 ) -> tuple[Schedule, PrefixTrees | None]:
     """Return the schedule of a batch, and its trees if prompts are shared."""
     limit = section.max_tokens_per_mb
     _check(batch.lengths)
     trees = find_trees(batch, max_tokens=limit, alignment=alignment) if section.share_prompts else None
-    return make_schedule(
-        batch.lengths, dp=dp, max_tokens=limit, alignment=alignment, multiple=multiple, trees=trees
-    ), trees
+    schedule = make_schedule(
+        batch.lengths,
+        dp=dp,
+        max_tokens=limit,
+        alignment=alignment,
+        multiple=multiple,
+        trees=trees,
+        model=model,
+        meet=meet,
+    )
+    return schedule, trees
 
 
 def packs(
@@ -292,9 +328,13 @@ def packs(
     multiple: int = 1,
     cp: int = 1,
     cp_rank: int = 0,
+    model: ModelSpec | None = None,
+    meet: bool = True,
 ) -> tuple[int, Callable[[int], MicroBatch]]:
     """Return the number of micro-batches per rank, and a cached function that packs this rank's i-th."""
-    schedule, trees = schedule_batch(batch, section, dp=dp, alignment=alignment, multiple=multiple)
+    schedule, trees = schedule_batch(
+        batch, section, dp=dp, alignment=alignment, multiple=multiple, model=model, meet=meet
+    )
     share = schedule[dp_rank]
 
     @cache
@@ -304,17 +344,37 @@ def packs(
     return len(share), pack_one
 
 
-def _lightest_first(order: Sequence[int], sizes: Sequence[int], n_bins: int, capacity: int) -> list[list[int]] | None:
-    """Put each item, largest first, into the lightest bin; None when one does not fit."""
-    heap = [(0, i) for i in range(n_bins)]
-    bins: list[list[int]] = [[] for _ in range(n_bins)]
-    for item in order:
-        load, i = heap[0]
-        if load + sizes[item] > capacity:
+def _fill(
+    costs: Sequence[float], *, sizes: Sequence[int], dp: int, n: int, capacity: int, meet: bool
+) -> list[list[list[int]]] | None:
+    """Return the items of `n` micro-batches of each rank, costliest first; None if an item fits nowhere.
+
+    Each item, costliest first, goes to the lightest micro-batch with room for it, of the lightest rank unless ranks
+    `meet`. Then ranks get micro-batches that cost alike, and the lightest rank gets the costliest of them.
+    """
+    loads, room = np.zeros((n, dp)), np.full((n, dp), capacity)
+    parts: list[list[int]] = [[] for _ in range(n * dp)]
+    for item in np.argsort(np.negative(costs), stable=True).tolist():
+        fits = room >= sizes[item]
+        if not fits.any():
             return None
-        heapq.heapreplace(heap, (load + sizes[item], i))
-        bins[i].append(item)
-    return bins
+        if not meet:
+            of_rank = np.where(fits.any(axis=0), loads.sum(axis=0), np.inf)
+            fits &= np.arange(dp) == of_rank.argmin()
+        i = int(np.where(fits, loads, np.inf).argmin())
+        loads.flat[i] += costs[item]
+        room.flat[i] -= sizes[item]
+        parts[i].append(item)
+    if not meet:
+        order = np.argsort(-loads, axis=0, stable=True) * dp + np.arange(dp)
+        return [[parts[i] for i in rank] for rank in order.T.tolist()]
+    ranks: list[list[list[int]]] = [[] for _ in range(dp)]
+    totals = np.zeros(dp)
+    for alike in np.argsort(-loads.ravel(), stable=True).reshape(n, dp).tolist():
+        for rank, i in zip(np.argsort(totals, stable=True).tolist(), alike, strict=True):
+            ranks[rank].append(parts[i])
+            totals[rank] += loads.flat[i]
+    return ranks
 
 
 def _round_up(value: int, multiple: int) -> int:

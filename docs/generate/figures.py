@@ -75,6 +75,10 @@ def sections() -> Iterator[str]:
         yield SETTINGS_OF_STEPS
         head = ["Shape", "Tokens", "Settings", "Tokens/s", "Share of peak", "Log-probs/training", "Kernels", "Idle"]
         yield from table(head, settings())
+    yield BALANCE
+    yield from table(
+        ["Model", "Sequences", "Tokens", "Ranks, by tokens", "by FLOPs", "Each, by tokens", "by FLOPs"], balance()
+    )
     yield ASYNCHRONY
     yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
     yield WEIGHTS
@@ -130,6 +134,15 @@ def trainer() -> Iterator[Sequence[str]]:
         found = read(name)
         memory = found["peak_gib"]["engine"] / found["peak_gib"]["bare"]
         yield shape, gpus, link(name, f"{found['ratio']:.2f}"), f"{memory:.2f}", f"{found['log_probs_ratio']:.1f}"
+
+
+def balance() -> Iterator[Sequence[str]]:
+    """Yield the spread of the cost of micro-batches."""
+    for found in read("packing_cpu")["cases"]:
+        tokens, apart, meeting = found["tokens"], found["cost"], found["cost, ranks meet"]
+        spread = link("packing_cpu", f"{tokens['ranks']:.2f}"), f"{apart['ranks']:.2f}"
+        meets = f"{tokens['micro_batches']:.2f}", f"{meeting['micro_batches']:.2f}"
+        yield found["model"], f"{found['sequences']}", f"{found['tokens_per_micro_batch']:,}", *spread, *meets
 
 
 def settings() -> Iterator[Sequence[str]]:
@@ -332,6 +345,12 @@ SETTINGS_OF_STEPS = """
 Steps of one engine with other micro-batches, recomputation and kernels, interleaved in one process, at a learning rate of 0
 (`python -m benchmarks.expert_settings`): loss and gradient norm are equal. The share of peak counts the model's products, not
 recomputed ones; the file has the formula. Kernels and idle time of the GPU are those of a step under torch's profiler.
+"""
+BALANCE = """
+Cost of packed micro-batches of long-tailed lengths over 8 data-parallel ranks (`python -m benchmarks.packing`), balanced by tokens
+and by FLOPs, which grow with the square of a length: the largest rank over the mean, and for ranks that wait for each other in every
+micro-batch (FSDP, expert parallelism) the sum of the largest of each. 1 is the optimum, and a batch whose longest sequence costs more
+than a micro-batch's mean cannot reach it.
 """
 ASYNCHRONY = """
 ## Asynchronous and synchronous runs

@@ -5,19 +5,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allocation import load_model
+from allocation.parameters import sequence_products
 from areal_like.trainer import packing
+from areal_like.trainer.prefix_trees import PrefixTrees
+from benchmarks.packing import MODELS, case
 
 sizes = st.fixed_dictionaries(
     {"tp": st.integers(1, 4), "cp": st.integers(1, 4), "dp": st.integers(1, 8), "multiple": st.integers(1, 4)}
 )
 lengths_of = st.lists(st.integers(1, 200), min_size=1, max_size=60)
+MODEL = load_model("qwen3-0.6b")
 
 
-@given(lengths_of, sizes, st.integers(256, 2048))
-def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens):
+def costs(schedule, lengths, alignment=1):
+    """Multiplications of each micro-batch, `[ranks, micro-batches]`."""
+    padded = [-(-length // alignment) * alignment for length in lengths]
+    return np.array([[sum(sequence_products(MODEL, padded[i]) for i in part) for part in rank] for rank in schedule])
+
+
+@given(lengths_of, sizes, st.integers(256, 2048), st.booleans())
+def test_schedule_keeps_its_invariants(lengths, sizes, max_tokens, balances):
     dp, multiple = sizes["dp"], sizes["multiple"]
     alignment = packing.sequence_alignment(sizes["tp"], sizes["cp"])
-    schedule = packing.make_schedule(lengths, dp=dp, max_tokens=max_tokens, alignment=alignment, multiple=multiple)
+    limits = {"dp": dp, "max_tokens": max_tokens, "alignment": alignment, "multiple": multiple}
+    schedule = packing.make_schedule(lengths, **limits, model=MODEL if balances else None)
 
     members = [i for rank in schedule for bin_ in rank for i in bin_]
     assert sorted(members) == list(range(len(lengths)))
@@ -34,6 +46,39 @@ def test_ranks_differ_by_no_more_than_the_longest_sequence_per_micro_batch(lengt
     schedule = packing.make_schedule(lengths, dp=dp, max_tokens=512, alignment=1)
     loads = [sum(lengths[i] for bin_ in rank for i in bin_) for rank in schedule]
     assert max(loads) - min(loads) <= max(lengths) * len(schedule[0])
+
+
+@given(st.lists(st.integers(1, 40000), min_size=1, max_size=60), st.integers(1, 8), st.integers(1, 4), st.booleans())
+def test_equal_costs_need_no_further_micro_batches_and_spread_by_no_more_than_a_sequence(lengths, dp, multiple, meet):
+    limits = {"dp": dp, "max_tokens": 40960, "alignment": 1, "multiple": multiple}
+    balanced = costs(packing.make_schedule(lengths, **limits, model=MODEL, meet=meet), lengths)
+    assert balanced.sum() == pytest.approx(sum(sequence_products(MODEL, length) for length in lengths))
+    assert balanced.shape[1] <= len(packing.make_schedule(lengths, **limits)[0])
+    if sum(lengths) <= 40960:  # room everywhere, so the rule alone decides
+        longest = sequence_products(MODEL, max(lengths)) * (1 + 1e-9)
+        loads = balanced.ravel() if meet else balanced.sum(axis=1)
+        assert loads.max() - loads.min() <= longest
+        assert np.ptp(balanced.sum(axis=1)) <= longest
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_long_tailed_lengths_cost_all_ranks_alike(model):
+    found = case(model, 512, 65536, ranks=8, seed=1)
+    by_tokens, apart, meeting = found["tokens"], found["cost"], found["cost, ranks meet"]
+    assert by_tokens["count"] == apart["count"] == meeting["count"]
+    assert apart["ranks"] - 1 < (by_tokens["ranks"] - 1) / 2
+    assert meeting["micro_batches"] < by_tokens["micro_batches"]
+
+
+def test_a_tree_costs_the_tokens_and_scores_of_its_nodes():
+    nodes = {"parents": [-1, 0, 0, -1], "sources": [0, 0, 1, 2], "starts": [0, 8, 8, 0], "ends": [8, 20, 12, 24]}
+    trees = PrefixTrees(
+        **{name: np.array(each) for name, each in nodes.items()},
+        leaves=np.array([1, 2, 3]),
+        families=np.array([0, 0, 1]),
+    )
+    whole = [sequence_products(MODEL, n) for n in (8, 20, 12, 24)]
+    assert packing._costs(trees, 4, MODEL) == pytest.approx([whole[1] + whole[2] - whole[0], whole[3]])
 
 
 @given(

@@ -33,7 +33,7 @@ from areal_like.config.keys import with_keys
 from areal_like.hooks import Hook, Share, TrainingStep
 from areal_like.job import Job
 from areal_like.trainer.megatron.options import row_multiple
-from areal_like.trainer.packing import alignment_of, schedule_batch
+from areal_like.trainer.packing import alignment_of, ranks_meet, schedule_batch
 from areal_like.types import Batch
 
 _FOLLOW = {"behaviour_logprobs", "on_policy", "rewards", "groups", "samples", "truncated"}  # beside columns
@@ -166,6 +166,8 @@ def schedule_arrays(job: Job, batch: Batch) -> Arrays:
         dp=plan.sizes.dp,
         alignment=alignment_of(plan.backend, plan.sizes, rows),
         multiple=at_once if is_megatron and plan.sizes.vpp > 1 else 1,
+        model=job.models.get("actor"),
+        meet=ranks_meet(plan.backend, plan.sizes),
     )
     sequences = [sequence for rank in schedule for part in rank for sequence in part]
     counts = [[len(part) for part in rank] for rank in schedule]

@@ -215,7 +215,12 @@ class FSDPEngine(BaseEngine):
         reader = None if self._vision is None else self._vision.reader
         batch = batch if reader is None else reader.mark(batch)
         count, pack = packing.packs(
-            batch, self._spec.config.mb_spec, dp=sizes.dp, dp_rank=self._grid.dp_rank, alignment=sizes.cp
+            batch,
+            self._spec.config.mb_spec,
+            dp=sizes.dp,
+            dp_rank=self._grid.dp_rank,
+            alignment=sizes.cp,
+            model=self._spec.shape,
         )
         part = cache(lambda i: self._grid.part(pack(i)))
         return DeviceBatches(count, part, batch, wanted, self.device, reader)

@@ -229,6 +229,8 @@ class MegatronEngine(BaseEngine):
             multiple=at_once if sizes.vpp > 1 else 1,
             cp=sizes.cp,
             cp_rank=parallel_state.get_context_parallel_rank(),
+            model=self._spec.shape,
+            meet=packing.ranks_meet("megatron", sizes),
         )
         return DeviceBatches(*packs, batch, wanted, self.device, self._reader)
 
