@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 
-from allocation import ParallelSizes
+from allocation import ParallelSizes, load_model
 from areal_like.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, sft
 from areal_like.algorithms.settings import Settings
 from areal_like.config.schema import (
@@ -192,6 +192,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         lora=setting.lora,
         weights=setting.weights,
         adapters=setting.adapters,
+        shape=load_model(setting.model),
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
     try:
