@@ -82,7 +82,8 @@ class MemorySettings:
     `offload_params` are FSDP's; the latter keeps weights and optimizer on the host. `merged_experts` are the parameters
     of a layer's experts that an FSDP actor computes with merged adapters, `served_adapters` those of all adapters that
     a rollout server has memory for. `tower_trained`: the vision tower is trained with the language model.
-    `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any.
+    `mtp_trained`: the actor trains the model's layer for multi-token prediction, if any. `fp8_servers`: rollout servers
+    compute linear layers in FP8.
     """
 
     gpu_bytes: int | None = None
@@ -98,6 +99,7 @@ class MemorySettings:
     offload_params: bool = False
     tower_trained: bool = True
     mtp_trained: bool = False
+    fp8_servers: bool = False
 
     @property
     def item(self) -> int:

@@ -87,6 +87,10 @@ SHAPES = {
         2048, 6, 32, 6144, num_key_value_heads=4, tie_word_embeddings=False, num_experts=64, num_experts_per_tok=8,
         moe_intermediate_size=768,
     ),
+    "qwen3-moe-16-layers": dense(
+        2048, 16, 32, 6144, num_key_value_heads=4, tie_word_embeddings=False, num_experts=64, num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
     "tiny": {"tokenizer": "bytes", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,
              "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96},
     "tiny-moe": {"tokenizer": "bytes", "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2,

@@ -139,7 +139,7 @@ def home(number: int, plan: Plan) -> str:
     return f"cuda:{number % torch.cuda.device_count()}" if plan.device == "cuda" else "cpu"
 
 
-def run_config(shape: str, plan: Plan, work: Work) -> RunConfig:
+def run_config(shape: str, plan: Plan, work: Work, more: Sequence[str] = ()) -> RunConfig:
     example = "gsm8k_grpo_cpu.yaml" if plan.device == "cpu" else "gsm8k_grpo_qwen3_0.6b.yaml"
     overrides = [
         *(f"actor.init_model.{key}={str(value).lower()}" for key, value in SHAPES[shape].items()),
@@ -148,6 +148,7 @@ def run_config(shape: str, plan: Plan, work: Work) -> RunConfig:
         f"actor.init_model.max_position_embeddings={work.prompt_tokens + work.longest + 8}",
         *(["sglang.mem_fraction_static=0.3"] if plan.device == "cuda" else []),
         *([f"sglang.extra_args.cuda_graph_max_bs_decode={work.in_flight}"] if plan.device == "cuda" else []),
+        *more,
     ]
     return load(ROOT / "examples/math" / example, overrides).config
 

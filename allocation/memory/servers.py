@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from allocation.memory.fp8 import BYTES, fp8_share
 from allocation.memory.items import (
     CACHE,
     CAPTURED,
@@ -28,7 +31,7 @@ WINDOW_POOL = 0.8  # ratio of the tokens in the window pool and in the other poo
 def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     """Return the footprint of an SGLang or vLLM server: weights, and the rest of its share for the KV cache."""
     model, memory = work.model, work.memory
-    weights = server_weights(model, sizes) * memory.item
+    weights = _weight_bytes(model, sizes, memory.item, fp8=memory.fp8_servers and role == "rollout")
     adapters = memory.served_adapters * memory.item if role == "rollout" else 0  # as on one GPU: TP splits some of them
     per_token = kv_token_bytes(model, sizes, memory.item)
     context = Item(CUDA, CONTEXT + WORKSPACE + COMMUNICATOR * (sizes.tp > 1) + COMMUNICATOR)
@@ -48,6 +51,13 @@ def server(role: str, sizes: ParallelSizes, work: Workload) -> Footprint:
     }
     phases = [Phase(name, tuple(i for i in (*items, context) if i.bytes)) for name, items in named.items()]
     return Footprint(role, tuple(phases), 0, per_token, room)
+
+
+def _weight_bytes(model: ModelSpec, sizes: ParallelSizes, item: int, *, fp8: bool) -> int:
+    """Return the bytes of a server's weights on one GPU; in FP8 embedding and output layer stay as they are."""
+    weights = server_weights(model, sizes)
+    layers = weights - server_weights(replace(model, layers=0, dense_layers=(), linear_layers=()), sizes)
+    return weights * item - int(layers * fp8_share(model, sizes) * (item - BYTES)) if fp8 else weights * item
 
 
 def server_weights(model: ModelSpec, sizes: ParallelSizes) -> int:

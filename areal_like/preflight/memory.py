@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
+from areal_like.capability import served_form
 from areal_like.config.schema import EngineConfig, RunConfig
 from areal_like.preflight.lora import merged_experts, served_parameters, trained_share
 from areal_like.preflight.machine import device_of
@@ -26,7 +27,8 @@ def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySetting
         merged_experts=0 if model is None else merged_experts(config, model),
         served_adapters=0 if model is None else served_parameters(config, model),
     )
-    return of_trainer(memory, config.actor)
+    form = served_form(config)
+    return of_trainer(replace(memory, **form.memory) if form else memory, config.actor)
 
 
 def of_trainer(memory: MemorySettings, engine: EngineConfig) -> MemorySettings:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from areal_like.algorithms.batch import batch_of
+from areal_like.capability import served_form
 from areal_like.config.schema import RunConfig
 from areal_like.errors import LogprobMismatch
 from areal_like.trainer.remote import Trainer
@@ -18,7 +19,8 @@ RESPONSES = 16  # the longest ones: some kinds of rope differ only there
 
 def allowed_logprob_diff(config: RunConfig) -> float:
     """Return the largest mean distance, in nats, that is taken for rounding."""
-    return config.rollout.max_logprob_diff or ROUNDING[config.actor.dtype]
+    form = served_form(config)
+    return config.rollout.max_logprob_diff or (form.logprob_diff if form else ROUNDING[config.actor.dtype])
 
 
 async def check_logprobs(config: RunConfig, trainer: Trainer, trajectories: Sequence[Trajectory]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
+from areal_like.capability import served_form
 from areal_like.cluster.run import RunCluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
@@ -38,7 +39,7 @@ from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
+from areal_like.weights.sync import Convert, SyncSpec, WeightSync, make_sender, make_sync
 
 
 async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: TrainerRole) -> Trainer:
@@ -53,9 +54,15 @@ async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: Traine
     )
     address, port = await ranks.call_one(0, "listen", ranks.meeting_host, phase="start-up")
     engine = engine_spec(job, role, model, cluster.shared_dir)
-    sender = partial(make_sender, job.config.weight_update.transport)
+    sender = partial(make_sender, job.config.weight_update.transport, convert=_conversion(job, role))
     await ranks.call_all("build", address, port, limit, engine, sender, phase="start-up")
     return Trainer(ranks)
+
+
+def _conversion(job: Job, role: TrainerRole) -> Convert | None:
+    """Return the function that makes weights into the form of the servers, None where it is the trainer's."""
+    form = served_form(job.config) if role == "actor" else None
+    return form and form.convert(job.models[role], job.plan.engine("rollout").sizes)
 
 
 def engine_spec(job: Job, role: TrainerRole, model: Path, scratch: Path | None) -> EngineSpec:
@@ -160,11 +167,12 @@ async def _server_actors(
 ) -> WorkerGroup:
     """Start the actors of servers, the first with `first_rank`, each on its own devices."""
     config, sizes = job.config, job.plan.engine("rollout").sizes
-    limit = config.rollout.startup_timeout_s
+    limit, form = config.rollout.startup_timeout_s, served_form(config)
+    options = form and form.options(job.models["actor"], sizes)
 
     def arguments(rank: int, host: str) -> dict[str, Any]:
         name, port = f"server-{rank}", config.sglang.port and config.sglang.port + rank
-        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None)
+        command = server_arguments(config, model, sizes, job.device, rank, routes=job.routes is not None, form=options)
         log_file = (cluster.log_dir / f"{name}.log").absolute()
         return {"spec": ServerSpec(name, command, log_file, cluster.token, port, limit), "host": host}
 

@@ -6,7 +6,7 @@ A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,9 +21,14 @@ from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
 from areal_like.rollout.sglang.weight_files import FileSource
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from areal_like.rollout.pool import ServerPool
     from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
+
+type Weights = Iterator[tuple[str, Tensor]]  # by Hugging Face names
+type Convert = Callable[[Weights], Weights]
 
 TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and the class in trainer ranks if they have a part
     "adapters": ("AdapterSync", None),
@@ -82,10 +87,26 @@ def make_sync(transport: str, trainer: Trainer, pool: ServerPool, spec: SyncSpec
     return getattr(module, TRANSPORTS[transport][0])(trainer, pool, spec)
 
 
-def make_sender(transport: str, engine: TrainEngine, rank: int, address: str) -> Any:
-    """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none."""
+@dataclass(frozen=True)
+class Converted:
+    """The weights of an engine in another form, for senders."""
+
+    engine: TrainEngine
+    convert: Convert
+
+    def weights(self) -> Weights:
+        """Yield the converted weights on every rank."""
+        return self.convert(self.engine.weights())
+
+
+def make_sender(transport: str, engine: TrainEngine, rank: int, address: str, convert: Convert | None = None) -> Any:
+    """Return a trainer rank's side of the transport, whose methods `Trainer.transfer` calls, or None if it has none.
+
+    The servers get the weights as `convert` makes them.
+    """
     name = TRANSPORTS[transport][1]
-    return name and getattr(import_module(f"areal_like.weights.{transport}.rank"), name)(engine, rank, address)
+    sent = engine if convert is None else Converted(engine, convert)
+    return name and getattr(import_module(f"areal_like.weights.{transport}.rank"), name)(sent, rank, address)
 
 
 @dataclass(frozen=True)

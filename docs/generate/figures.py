@@ -46,6 +46,29 @@ SHARED = {
     "shared_prompts_fsdp_0.6b_h200": "FSDP",
 }
 
+COMMANDS = (  # claim, hardware, command
+    (
+        "Updates of a model with 64 experts (5.8B): pause, share of the link's speed, by IPC handles",
+        "1 H200",
+        "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes ipc --rounds 3",
+    ),
+    (
+        "The same over NCCL",
+        "2 H200",
+        "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
+    ),
+    (
+        "FP8 rollouts at Qwen3-8B's shape: tokens per second beside bfloat16, log-probs, bytes and pause of updates",
+        "1 H200",
+        "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6",
+    ),
+    (
+        "Learning with FP8 rollouts beside bfloat16: once with this command and once without `rollout.dtype`",
+        "1 H200",
+        "areal-like run examples/math/gsm8k_grpo_qwen3_0.6b.yaml rollout.dtype=fp8 actor.use_decoupled_loss=true",
+    ),
+)
+
 TREE_SHAPES = {
     "last": "all before turn 8",
     "halves": "two at a time, before turns 3, 5 and 7",
@@ -103,6 +126,8 @@ def sections() -> Iterator[str]:
     yield from table(["Seed", "areal-like, s", "TRL, s", "Ratio", "Ratio without start-up"], demo())
     yield from learning_figures.sections()
     yield MEMORY
+    yield NOT_RUN
+    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in COMMANDS))
 
 
 def read(name: str) -> Any:
@@ -333,6 +358,7 @@ two measurements in one run. `python docs/generate/figures.py` writes this page.
 - [Curriculum and single rollouts](#curriculum-and-single-rollouts)
 - [Killed runs](#killed-runs)
 - [Memory](#memory)
+- [Not run yet](#not-run-yet)
 
 ## Trainer
 
@@ -415,6 +441,11 @@ TRL = """
 ## Demo beside TRL
 
 Seconds until the demo's evaluation reward reaches 0.9, on 2 CPU cores (`python -m benchmarks.demo_vs_trl`).
+"""
+NOT_RUN = """
+## Not run yet
+
+Commands for claims whose hardware was not available, with random weights unless they train.
 """
 MEMORY = """
 ## Memory

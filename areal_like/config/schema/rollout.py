@@ -202,7 +202,7 @@ class RolloutConfig(Section):
     max_logprob_diff: float | None = Field(None, gt=0)
     """Maximum mean difference between log-probs of trainer and servers for the same responses and weights. A larger one
     ends the run before its first step. null: 0.001 in float32, 0.02 in
-    float16, 0.1 in bfloat16."""
+    float16, 0.1 in bfloat16, more for servers of another data type."""
 
     @property
     def alternates(self) -> bool:

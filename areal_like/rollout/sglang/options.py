@@ -131,11 +131,18 @@ def is_on(options: Mapping[str, object], field: str) -> bool:
 
 
 def server_arguments(
-    config: RunConfig, model: Path, sizes: ParallelSizes, device: str, index: int = 0, *, routes: bool = False
+    config: RunConfig,
+    model: Path,
+    sizes: ParallelSizes,
+    device: str,
+    index: int = 0,
+    *,
+    routes: bool = False,
+    form: Mapping[str, object] | None = None,
 ) -> tuple[str, ...]:
     """Return SGLang's arguments for server `index` of the run; each draws its own random numbers.
 
-    With `routes` it records the experts of every token.
+    With `routes` it records the experts of every token. `form` are options for another form of weights.
     """
     sglang, context_length = config.sglang, config.context_length
     # SGLang fuses by itself on some GPUs, where servers of some models never come up and numbers change
@@ -160,6 +167,7 @@ def server_arguments(
         OPTION: routes,
         adapters.FLAG.removeprefix("--"): _served_adapter(config),
         "enforce-disable-flashinfer-allreduce-fusion": not fuses,
+        **(form or {}),
     }
     if device == "cpu":
         options |= _ON_CPU
