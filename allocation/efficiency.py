@@ -2,20 +2,21 @@
 
 # Matrix multiplications of training reach PEAK · w / (w + HALF) of a GPU's FLOP/s, w being the width of the narrower
 # side. These and the seconds of launches are fitted together to the rows of benchmarks/results/planner.json.
-PEAK = 0.77
-HALF = 1390
+PEAK = 0.694
+HALF = 810
 # Seconds that a host needs to launch a rank's kernels per micro-batch and layer, for log-probs, forward and backward;
 # more with tensor or context parallelism; for experts those beside them, and some for each expert that the rank has
 # where each has kernels of its own. The hosts are virtual machines' Xeons.
-LAUNCH = 7.5e-3
-LAUNCH_TP = 0.9e-3
-LAUNCH_CP = 2.4e-3
-LAUNCH_MOE = 14.2e-3
-LAUNCH_EXPERT = 0.21e-3
-LAUNCH_GROUPED = 5.0e-3  # instead of both, where one kernel computes all experts; benchmarks/results/experts_h200.json
+LAUNCH = 6.88e-3
+LAUNCH_BATCH = 36e-3  # of a micro-batch beside its layers: embedding, output layer, loss
+LAUNCH_TP = 0.79e-3
+LAUNCH_CP = 2.9e-3
+LAUNCH_MOE = 11.1e-3
+LAUNCH_EXPERT = 0.212e-3
+LAUNCH_GROUPED = 3.5e-3  # instead of both, where one kernel computes all experts; benchmarks/results/experts_h200.json
 # The share of the shorter of launching and computing that is not hidden with experts: the host waits for the numbers of
 # their tokens in every layer.
-WAITS = 0.5
+WAITS = 0.566
 # Bytes a second between a GPU and pinned host memory, from benchmarks/results/offload_h200.json.
 HOST_LINK = 45e9
 # The share of a GPU's FLOP/s that a server reaches. Not measured here.

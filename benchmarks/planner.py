@@ -7,7 +7,7 @@ The table has predicted beside measured step times. A step is the log-prob pass,
 step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation. The rows of
 benchmarks.trainer_throughput have one shape each.
 
-In all rows but those of `settings`, each expert had kernels of its own, so they are predicted so. In rows that are not
+In all rows but those of `settings`, each expert had kernels of its own, and the prediction is for those. In rows that are not
 of RECENT, Transformer Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls
 of compiled functions made launching EARLIER times as long, on one GPU as on four.
 """
@@ -35,8 +35,8 @@ from benchmarks import memory
 from benchmarks.report import ROOT, save
 
 MEASURED = ROOT / "benchmarks/results/memory_h200x4.json"
-RECENT, EARLIER = "638b50d5f9", 1.64
-_LAUNCHES = ("LAUNCH", "LAUNCH_TP", "LAUNCH_CP", "LAUNCH_MOE", "LAUNCH_EXPERT")
+RECENT, EARLIER = "638b50d5f9", 1.51
+_LAUNCHES = ("LAUNCH", "LAUNCH_BATCH", "LAUNCH_TP", "LAUNCH_CP", "LAUNCH_MOE", "LAUNCH_EXPERT")
 _MEASURED_GPU = replace(GPUS["h200"], groups_experts=False)
 _PASSES = {"step": "seconds", "log_probs": "log_probs"}
 _EXPERTS = memory.SHAPES["qwen3-moe-6-layers"] | {"num_hidden_layers": 16}
@@ -48,6 +48,13 @@ THROUGHPUT: dict[str, tuple[dict[str, Any], dict[str, Any], int, float]] = {
     "qwen3_8b_h200": (memory.SHAPES["qwen3-8b"], memory.FULL, 16384, 0.28),
     "qwen3_moe_h200": (_EXPERTS, {}, 8192, 0.28),
     "folded_h200x4": (_EXPERTS, {}, 32768, 0.28),
+}
+SETTINGS = {  # files of expert_settings, and their shapes
+    "experts_h200": _EXPERTS,
+    "dense_0.6b_h200": memory.SHAPES["qwen3-0.6b"],
+    "dense_0.1b_h200": memory.SHAPES["qwen3-0.6b"]
+    | {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4}
+    | {"head_dim": 64, "intermediate_size": 2048, "vocab_size": 32768},
 }
 CASES = (("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-30b-a3b", "128x8"), ("qwen3-235b-a22b", "128x8"))
 
@@ -109,8 +116,12 @@ def throughputs() -> list[dict[str, Any]]:
 
 
 def settings() -> list[dict[str, Any]]:
-    """Rows of benchmarks.expert_settings in which one kernel computed all experts of a layer."""
-    found = json.loads((MEASURED.parent / "experts_h200.json").read_text())
+    """Rows of benchmarks.expert_settings, of experts those in which one kernel computed all of a layer."""
+    return [row for file, shape in SETTINGS.items() for row in _settings(file, shape)]
+
+
+def _settings(file: str, shape: dict[str, Any]) -> list[dict[str, Any]]:
+    found = json.loads((MEASURED.parent / f"{file}.json").read_text())
     recomputed = {
         "": {},
         "full": memory.FULL,
@@ -119,12 +130,12 @@ def settings() -> list[dict[str, Any]]:
     rows = []
     for name, arm in found["arms"].items():
         total, trained = found["tokens_per_step"], found["trained_tokens_per_step"] / found["tokens_per_step"]
-        case = {"shape": _EXPERTS, "recompute": recomputed[arm["recompute"]], "tokens": arm["tokens"]}
+        case = {"shape": shape, "recompute": recomputed[arm["recompute"]], "tokens": arm["tokens"]}
         case |= {"tokens_per_step": total, "length": 1344, "trained": trained, "recent": True, "layout": "megatron:d1"}
         case |= {f"{part}_seconds": statistics.median(arm[key]) for part, key in _PASSES.items()}
-        if arm["grouped"]:
+        if arm["grouped"] or "num_experts" not in shape:
             with patch(f"{__name__}._MEASURED_GPU", GPUS["h200"]):
-                rows.append({"name": name, **row(case)})
+                rows.append({"name": f"{file} {name}", **row(case)})
     return rows
 
 

@@ -140,7 +140,7 @@ def _launch_seconds(task: Task, s: ParallelSizes, megatron: MegatronSettings) ->
         dense *= _RECOMPUTED
     if megatron.recompute_granularity:
         experts *= _RECOMPUTED
-    return dense + experts
+    return eff.LAUNCH_BATCH + dense + experts
 
 
 def _recomputed_flops(task: Task, megatron: MegatronSettings) -> float:
