@@ -49,7 +49,9 @@ class Arm:
         self._config = run_config(shape, plan, work, overrides)
         directory = folder / name
         directory.mkdir()
-        (directory / "config.json").write_text(json.dumps(model_config(shape_of(self._config), self._config.actor.dtype)))
+        (directory / "config.json").write_text(
+            json.dumps(model_config(shape_of(self._config), self._config.actor.dtype))
+        )
         self._plan, self._work, self._folder, self._model = plan, work, folder / name, load_model(directory)
         self._form, self._token = served_form(self._config), secrets.token_hex(16)
         options = self._form.options(self._model, ParallelSizes()) if self._form else {"load-format": "dummy"}

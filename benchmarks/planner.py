@@ -7,7 +7,7 @@ The table has predicted beside measured step times. A step is the log-prob pass,
 step. Layouts of one shape train on the same sequences; the correlation is Spearman's rank correlation. The rows of
 benchmarks.trainer_throughput have one shape each.
 
-In all rows but those of `settings`, each expert had kernels of its own, and the prediction is for those. In rows that are not
+In all rows but those of `settings`, each expert had kernels of its own, and so in the prediction. In rows that are not
 of RECENT, Transformer Engine compiled its small functions, because ranks set NVTE_TORCH_COMPILE after its import. Calls
 of compiled functions made launching EARLIER times as long, on one GPU as on four.
 """

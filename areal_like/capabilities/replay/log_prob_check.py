@@ -2,7 +2,8 @@
 
 A replay passes every version, so the trainer scores each recorded token with the weights that its label names, and with
 the weights of other versions. Few tokens that are far from their own version, where most are near, have a wrong label
-if another version gives their log-prob, and a changed log-prob otherwise.
+if another version gives their log-prob, and a changed log-prob otherwise. A wrong route changes the log-probs of all
+tokens after it.
 """
 
 from collections import defaultdict
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.replayer import Replay
+from areal_like.routes import ROUTES
 from areal_like.types import Trajectory
 
 OUTLIER = 30.0  # times the median distance, from which on a token is no longer near its version
 LEAST = 1e-5  # distance of float32 that kernels cause
+SEVERAL = 3  # tokens, most of those up to the end, that a wrong route explains better than their own log-probs
 CLEAR = 3.0  # times nearer is the version that a wrongly labelled token has
 
 
@@ -63,16 +66,36 @@ class LogProbCheck:
         if not known.any():
             return
         limit = max(LEAST, OUTLIER * float(np.median(own[known])))
-        ends = np.cumsum([len(item.tokens) for item in trajectories])
-        for place in np.flatnonzero(known & (np.nan_to_num(own) > limit)).tolist():
-            number = int(np.searchsorted(ends, place, side="right"))
-            item, token = trajectories[number], place - int(ends[number]) + len(trajectories[number].tokens)
-            where = f"step {step}: token {token} of trajectory {number} (group {item.group_id}, sample {item.sample})"
-            label, nearest = int(labels[place]), min(by_version, key=lambda version: by_version[version][place])
-            if nearest != label and CLEAR * by_version[nearest][place] < own[place]:
-                yield f"{where} is labelled version {label}, but the weights of version {nearest} give its log-prob"
-            else:
-                yield f"{where} has a log-prob that is {own[place]:.2g} from that of its version {label}"
+        wrong, end = known & (np.nan_to_num(own) > limit), 0
+        for number, item in enumerate(trajectories):
+            start, end = end, end + len(item.tokens)
+            places = (start + np.flatnonzero(wrong[start:end])).tolist()
+            if not places:
+                continue
+            about = f"trajectory {number} (group {item.group_id}, sample {item.sample})"
+            nearest = {
+                place: min(by_version, key=lambda version, at=place: by_version[version][at]) for place in places
+            }
+            relabelled = {
+                place
+                for place, version in nearest.items()
+                if version != labels[place] and CLEAR * by_version[version][place] < own[place]
+            }
+            rest = known[places[0] : end].sum()
+            if ROUTES in item.columns and not relabelled and len(places) >= SEVERAL and 2 * len(places) > rest:
+                token = places[0] - start
+                yield (
+                    f"step {step}: the routes of token {token - 1} of {about}, or of its prompt, are not those of its "
+                    f"generation: log-probs from token {token} on differ by up to {own[places].max():.2g}"
+                )
+                continue
+            for place in places:
+                where, label = f"step {step}: token {place - start} of {about}", int(labels[place])
+                if place in relabelled:
+                    version = nearest[place]
+                    yield f"{where} is labelled version {label}, but the weights of version {version} give its log-prob"
+                else:
+                    yield f"{where} has a log-prob that is {own[place]:.2g} from that of its version {label}"
 
 
 def _before_update(versions: NDArray[np.int32]) -> NDArray[np.bool]:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from areal_like.capabilities.replay.audit import audit_run
 from areal_like.capabilities.replay.checkpoint_files import check_checkpoint, note_checkpoints
 from areal_like.capabilities.replay.comparison import compare, first_difference
+from areal_like.capabilities.replay.log_prob_check import LogProbCheck
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of, read_step
 from areal_like.errors import CheckpointError
@@ -156,3 +157,27 @@ def test_two_runs_are_compared_in_the_order_of_a_step(tmp_path):
     different = [each.name for each in compare(one, read_step(path_of(runs[1].folder, 1))) if not each.agrees]
     assert different[0].startswith("trajectories/")
     assert different[-1] == "loss"
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "fault"),
+    [
+        (4, "the routes of token 19 of trajectory 4"),  # with routes
+        (2, "token 20 of trajectory 2"),  # without: each token has a fault of its own
+    ],
+)
+def test_a_flipped_route_of_the_run_changes_the_log_probs_after_it(run, trajectory, fault):
+    """As a replay measures it: the trainer follows the routes of the record, the servers chose others."""
+    items = open_run(run).step(STEP).file.trajectories()
+    versions = sorted({int(version) for item in items for version in item.versions if version >= 0})
+    starts = np.cumsum([0, *(len(item.tokens) for item in items)])
+    measured = {version: np.full(starts[-1], 0.5 + version) for version in versions}
+    labels = np.concatenate([item.versions for item in items])
+    for version, distances in measured.items():
+        distances[labels == version] = 1e-7
+        distances[starts[trajectory] + 20 : starts[trajectory + 1]] = 0.02
+    check = LogProbCheck(open_run(run), STEP, STEP, 2, in_place=False)
+    check._distances[STEP] = measured
+    found = list(check.faults())
+    assert fault in found[0]
+    assert len(found) == (1 if "routes" in fault else LONG - 20)

@@ -108,9 +108,18 @@ def test_fsdp_has_the_same_bits(tmp_path):
     assert verdict.text.startswith("equal: steps 1 to 3")
 
 
-def test_other_settings_part_from_the_run(run):
-    asked = ask(run, 7, STEPS, ["actor.optimizer.lr=0.01"], lambda text: None)
-    verdict = asyncio.run(counterfactual(asked, None))
+@pytest.mark.parametrize(
+    "change",
+    [
+        "actor.optimizer.lr=0.01",
+        "actor.loss_agg_mode=sequence_mean",  # the loss
+        "actor.use_decoupled_loss=false",
+        "actor.eps_clip=0.0001",
+        "actor.behave_imp_weight_mode=sequence_truncate",  # of samples that are up to two versions old
+    ],
+)
+def test_other_settings_part_from_the_run(run, change):
+    verdict = asyncio.run(counterfactual(ask(run, 7, STEPS, [change], lambda text: None), None))
     assert verdict.text.startswith("the runs part at step 7, first in "), verdict
     for row in verdict.rows:
         assert row[1] != row[2], "the loss, of which the second mini-batch sees other weights"
