@@ -58,6 +58,11 @@ COMMANDS = (  # claim, hardware, command
         "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
     ),
     (
+        "Seconds of recorded steps beside unrecorded ones, in turns in one run",
+        "CPU",
+        "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40",
+    ),
+    (
         "FP8 rollouts at Qwen3-8B's shape: tokens per second beside bfloat16, log-probs, bytes and pause of updates",
         "1 H200",
         "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6",
@@ -445,7 +450,7 @@ Seconds until the demo's evaluation reward reaches 0.9, on 2 CPU cores (`python 
 NOT_RUN = """
 ## Not run yet
 
-Commands for claims whose hardware was not available, with random weights unless they train.
+Commands for claims that have no result file yet, because no GPU or no idle CPU was available.
 """
 MEMORY = """
 ## Memory
