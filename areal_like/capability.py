@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
-from allocation.plan import ParallelSizes, Plan
+from allocation.plan import Plan
 from areal_like.algorithms.types import Algorithm
 from areal_like.checkpoint.recovery import Recovery
 from areal_like.config.schema import RunConfig, TrainerRole
@@ -22,7 +21,7 @@ from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.teacher import Teacher
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Device, Prompt
-from areal_like.weights.sync import Convert, WeightSync
+from areal_like.weights.sync import WeightSync
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,35 +70,18 @@ class Started:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedForm:
-    """Another form of the actor's weights on its servers than the trainer's.
-
-    `logprob_diff` is the default of `rollout.max_logprob_diff`, and `memory` has fields of MemorySettings. For a model
-    and a server's layout, `options` are SGLang's, and `convert` returns the function that trainer ranks apply to the
-    weights that they send.
-    """
-
-    logprob_diff: float
-    memory: Mapping[str, Any]
-    options: Callable[[ModelSpec, ParallelSizes], Mapping[str, object]]
-    convert: Callable[[ModelSpec, ParallelSizes], Convert]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Capability:
     """A folder of `areal_like/capabilities/`: `checks` before the start, and functions for a run.
 
     `hook` makes the object that the loop calls, and `stream` the prompts in their order, each None where the run has
     none of it.
-    `served` returns the form of weights on servers, None where it is the trainer's. `uses_reference` tells whether a
-    run needs the section `ref` for it.
+    `uses_reference` tells whether a run needs the section `ref` for it.
     """
 
     checks: Sequence[Callable[[Known], Iterable[Finding]]] = ()
     hook: Callable[[Started], Hook | None] = lambda started: None
     stream: Callable[[Job], PromptStream | None] = lambda job: None
     uses_reference: Callable[[RunConfig], bool] = lambda config: False
-    served: Callable[[RunConfig], ServedForm | None] = lambda config: None
 
 
 @cache
@@ -126,8 +108,3 @@ def make_stream(job: Job) -> PromptStream | None:
 def uses_reference(config: RunConfig) -> bool:
     """Return whether a capability uses the reference of a run."""
     return any(each.uses_reference(config) for each in capabilities())
-
-
-def served_form(config: RunConfig) -> ServedForm | None:
-    """Return the form of weights on servers that a capability gives them, None where it is the trainer's."""
-    return next((form for each in capabilities() if (form := each.served(config)) is not None), None)

@@ -1,8 +1,8 @@
 """Finds the folders of `areal_like/capabilities/`, each adds something to a run that the rest does not name.
 
 A folder has files of these names, each optional (docs/capability.md): `schema.py` with KEYS, `capability.py` with
-CAPABILITY, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`. A folder that was deleted is
-simply not there.
+CAPABILITY, `served.py` with `make_form`, `commands.py` with COMMANDS, `interface.py` with INTERFACE, `codes.toml`. A
+folder that was deleted is simply not there.
 """
 
 from collections.abc import Iterator

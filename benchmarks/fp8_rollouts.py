@@ -27,11 +27,11 @@ import numpy as np
 import typer
 
 from allocation import ParallelSizes, load_model
-from areal_like.capability import served_form
 from areal_like.cluster.lifetime import run_lifetime
 from areal_like.demo.init_model import model_config
 from areal_like.rollout.pool import ServerPool
 from areal_like.rollout.sglang.options import server_arguments
+from areal_like.served_form import served_form
 from areal_like.weights.sync import SyncSpec, make_sender, make_sync, publish
 from benchmarks.real_run import only
 from benchmarks.report import save

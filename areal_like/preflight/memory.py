@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from allocation.model_spec import ModelSpec
 from allocation.settings import MemorySettings
-from areal_like.capability import served_form
 from areal_like.config.schema import EngineConfig, RunConfig
 from areal_like.preflight.lora import merged_experts, served_parameters, trained_share
 from areal_like.preflight.machine import device_of
+from areal_like.served_form import served_form
 
 
 def memory_settings(config: RunConfig, model: ModelSpec | None) -> MemorySettings | None:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from areal_like.algorithms.batch import batch_of
-from areal_like.capability import served_form
 from areal_like.config.schema import RunConfig
 from areal_like.errors import LogprobMismatch
+from areal_like.served_form import served_form
 from areal_like.trainer.remote import Trainer
 from areal_like.types import Trajectory
 

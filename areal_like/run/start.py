@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from allocation.plan import Device, EnginePlan, Plan
 from areal_like.algorithms.types import Algorithm
-from areal_like.capability import served_form
 from areal_like.cluster.run import RunCluster
 from areal_like.cluster.workers import WorkerGroup
 from areal_like.config.schema import (
@@ -34,12 +33,13 @@ from areal_like.rollout.sglang.process import ServerSpec, SGLangServer
 from areal_like.rollout.sglang.weight_files import FileSource
 from areal_like.rollout.supervisor import ServerSupervisor
 from areal_like.run.model_files import local_directory
+from areal_like.served_form import Convert, served_form
 from areal_like.trainer.engine import EngineSpec, LoRA
 from areal_like.trainer.rank import TrainerRank
 from areal_like.trainer.reference import Reference
 from areal_like.trainer.remote import Trainer
 from areal_like.weights.checksum import compare_checksums
-from areal_like.weights.sync import Convert, SyncSpec, WeightSync, make_sender, make_sync
+from areal_like.weights.sync import SyncSpec, WeightSync, make_sender, make_sync
 
 
 async def start_trainer(cluster: RunCluster, job: Job, model: Path, role: TrainerRole) -> Trainer:

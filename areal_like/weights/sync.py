@@ -6,7 +6,7 @@ A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,16 +19,12 @@ from areal_like.events import span
 from areal_like.rollout.sglang import Layout
 from areal_like.rollout.sglang.http import AFTERMATH_S, Deadline
 from areal_like.rollout.sglang.weight_files import FileSource
+from areal_like.served_form import Convert, Weights
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from areal_like.rollout.pool import ServerPool
     from areal_like.trainer.engine import TrainEngine
     from areal_like.trainer.remote import Trainer
-
-type Weights = Iterator[tuple[str, Tensor]]  # by Hugging Face names
-type Convert = Callable[[Weights], Weights]
 
 TRANSPORTS = {  # by `WeightUpdateConfig.transport`: the controller's class, and the class in trainer ranks if they have a part
     "adapters": ("AdapterSync", None),

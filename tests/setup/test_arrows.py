@@ -35,6 +35,7 @@ ORDER = [
     "metrics",
     "cluster",
     "job",
+    "served_form",
     "rollout",
     "rewards",
     "trainer",

@@ -17,14 +17,9 @@ _KEY = "rollout.dtype"
 _HOPPER = "9.0"  # on other GPUs SGLang computes with weights or scales that it derives after loading
 
 
-def is_fp8(config: RunConfig) -> bool:
-    """Return whether servers compute in FP8."""
-    return with_keys(config.rollout, Fp8Keys).dtype == "fp8"
-
-
 def check_fp8(known: Known) -> Iterator[Finding]:
     """Check everything that FP8 rollouts need."""
-    if not is_fp8(known.config):
+    if with_keys(known.config.rollout, Fp8Keys).dtype != "fp8":
         return
     yield from _check_device(known)
     yield from _check_settings(known.config)

@@ -26,8 +26,8 @@ from sglang.srt.model_loader.loader import _get_quantization_config, get_model_a
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
 
 from allocation import ParallelSizes, load_model  # noqa: E402
-from areal_like.capabilities.fp8.capability import server_options  # noqa: E402
 from areal_like.capabilities.fp8.quantize import quantize_weights  # noqa: E402
+from areal_like.capabilities.fp8.served import server_options  # noqa: E402
 from areal_like.cluster.ports import reserve_port  # noqa: E402
 from areal_like.rollout.sglang.loading import addresses, load  # noqa: E402
 from areal_like.weights.buckets import Buckets  # noqa: E402
