@@ -33,6 +33,9 @@ from areal_like.rollout.sglang.loading import addresses, load  # noqa: E402
 from areal_like.weights.buckets import Buckets  # noqa: E402
 
 
+EMBEDDING = "model.embed_tokens.weight"
+
+
 class Weights:
     """The weights of a directory, each times a factor, in the form of the servers."""
 
@@ -78,7 +81,7 @@ def expected(sent: dict[str, torch.Tensor], name: str) -> torch.Tensor:
         before, _, rest = name.partition("experts.")
         place, _, kind = rest.partition("_")
         parts = {"w13": ["gate_proj", "up_proj"], "w2": ["down_proj"]}[place]
-        experts = range(sum(f".{parts[0]}.{kind}" in each and before in each for each in sent))
+        experts = range(sum(each.startswith(before) and each.endswith(f".{parts[0]}.{kind}") for each in sent))
         return torch.stack([torch.cat([sent[f"{before}experts.{i}.{part}.{kind}"] for part in parts]) for i in experts])
     return sent[name]
 
@@ -101,7 +104,9 @@ def main() -> None:
             buckets.prepare(number)
             load(model, buckets.ready.popleft(), [(each.name, each.dtype, each.shape) for each in bucket], where)
         sent = dict(trainer.weights())
-        bits = {name: value.view(torch.uint8) for name, value in model.named_parameters()}
+        own = dict(model.named_parameters())
+        own[EMBEDDING] = own[EMBEDDING][: len(sent[EMBEDDING])]  # SGLang adds rows
+        bits = {name: value.view(torch.uint8) for name, value in own.items()}
         different.append(
             [name for name, value in bits.items() if not torch.equal(value, expected(sent, name).view(torch.uint8))]
         )
