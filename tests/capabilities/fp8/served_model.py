@@ -32,7 +32,6 @@ from areal_like.cluster.ports import reserve_port  # noqa: E402
 from areal_like.rollout.sglang.loading import addresses, load  # noqa: E402
 from areal_like.weights.buckets import Buckets  # noqa: E402
 
-
 EMBEDDING = "model.embed_tokens.weight"
 
 
