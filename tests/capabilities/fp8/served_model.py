@@ -32,7 +32,7 @@ from areal_like.cluster.ports import reserve_port  # noqa: E402
 from areal_like.rollout.sglang.loading import addresses, load  # noqa: E402
 from areal_like.weights.buckets import Buckets  # noqa: E402
 
-EMBEDDING = "model.embed_tokens.weight"
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 class Weights:
@@ -104,7 +104,7 @@ def main() -> None:
             load(model, buckets.ready.popleft(), [(each.name, each.dtype, each.shape) for each in bucket], where)
         sent = dict(trainer.weights())
         own = dict(model.named_parameters())
-        own[EMBEDDING] = own[EMBEDDING][: len(sent[EMBEDDING])]  # SGLang adds rows
+        own |= {name: own[name][: len(sent[name])] for name in TABLES if name in sent}  # SGLang adds rows
         bits = {name: value.view(torch.uint8) for name, value in own.items()}
         different.append(
             [name for name, value in bits.items() if not torch.equal(value, expected(sent, name).view(torch.uint8))]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from areal_like.weights.buckets import Buckets
 
 ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "tie_word_embeddings": False}
 FP8 = [
     "device=cuda",
     "rollout.dtype=fp8",
@@ -125,7 +126,7 @@ def test_a_server_needs_memory_for_the_bytes_that_it_gets() -> None:
 
 
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
-def test_sglangs_model_holds_the_bits_that_were_sent(tmp_path: Path, experts: dict[str, int]) -> None:
+def test_sglangs_model_holds_the_bits_that_were_sent(tmp_path: Path, experts: dict[str, Any]) -> None:
     write_init_model(InitModelConfig(**SHAPE, intermediate_size=256, **experts), tmp_path, seed=0)
     command = [sys.executable, str(Path(__file__).with_name("served_model.py")), str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)

@@ -113,9 +113,6 @@ def test_fsdp_has_the_same_bits(tmp_path):
     [
         "actor.optimizer.lr=0.01",
         "actor.loss_agg_mode=sequence_mean",  # the loss
-        "actor.use_decoupled_loss=false",
-        "actor.eps_clip=0.0001",
-        "actor.behave_imp_weight_mode=sequence_truncate",  # of samples that are up to two versions old
     ],
 )
 def test_other_settings_part_from_the_run(run, change):
