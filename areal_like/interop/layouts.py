@@ -16,6 +16,7 @@ _PACKED = ".mb_spec.max_tokens_per_mb"
 _OWN_POOLS = ("rollout", "actor_rollout_ref.rollout")
 _KEYS = ("allocation_mode", "actor.backend", "rollout.backend")
 _SHARED = "rollout.scheduling_strategy"
+_WITHOUT_GENERATION = ("sft", "dpo")  # algorithms whose origins start no servers
 
 
 def write_layout(reading: Reading, peer: Translation) -> int | None:
@@ -41,6 +42,7 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
     except AllocationError as error:
         _leave(peer, f"{text}: {'; '.join(str(found.message) for found in error.findings)}")
         return None
+    peer.layout = plan
     if not any(engine.servers for engine in plan.engines):
         _leave(peer, f"{allocation} has no servers, which every run needs: write sglang:d1+{allocation}")
         return None
@@ -52,6 +54,20 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
     if any(len(group.members) > 1 for group in parse(allocation).groups):
         _sharing(reading, peer)
     return next((engine.sizes.dp for engine in plan.engines if engine.role == "actor"), 1)
+
+
+def share_trainer_gpus(peer: Translation) -> None:
+    """Put the servers of a run that generates for its evaluation alone on the trainer's GPUs, as no GPU is theirs."""
+    if peer.ours.get("algorithm") not in _WITHOUT_GENERATION or peer.layout is None:
+        return
+    actor = next(engine for engine in peer.layout.engines if not engine.servers)
+    t = actor.sizes.tp
+    allocation = f"sglang:d{actor.world_size // t}{f't{t}' if t > 1 else ''}|{actor.text}"
+    for key in ("cluster.n_nodes", "scheduler.type") if peer.system == "slime" else ():
+        peer.ours.pop(key, None)  # counted with the servers
+    peer.missing.pop("allocation_mode", None)
+    peer.ours |= {"allocation_mode": allocation, "rollout.sharing": "alternate", "rollout.max_head_offpolicyness": 0}
+    _cluster(actor.world_size, peer)
 
 
 def _leave(peer: Translation, why: str) -> None:

@@ -12,7 +12,7 @@ from areal_like.config.keys import all_keys, annotation_of
 from areal_like.interop.completion import complete, drop_refused
 from areal_like.interop.keys import TITLES, defaults_of, entry, plain_key
 from areal_like.interop.keys.entries import Entry, rename
-from areal_like.interop.layouts import write_layout
+from areal_like.interop.layouts import share_trainer_gpus, write_layout
 from areal_like.interop.rules import RULES
 from areal_like.interop.rules.translation import MISSING, Translation
 
@@ -114,6 +114,7 @@ def migrate(text: str, system: str | None = None) -> Migration:
     _translate(peer)
     peer.data_parallel = write_layout(reading, peer)
     _follow(peer, text)
+    share_trainer_gpus(peer)
     peer.changes |= unknown
     complete(peer)
     done.yaml = drop_refused(peer)

@@ -595,6 +595,7 @@ synchronizer.sync_interval=10 -> !
 algorithm.algorithm_type=opmd -> !
 algorithm.algorithm_type=sft -> !
 algorithm.policy_loss_fn=sapo -> !
+algorithm.algorithm_type=sapo -> !
 algorithm.kl_loss_fn=k1 -> !
 buffer.train_batch_size=100 -> !
 mode=train -> !

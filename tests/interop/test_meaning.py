@@ -108,6 +108,39 @@ def test_supported_training_on_a_dataset_is_not_called_missing():
         load(yaml.safe_load(fill_placeholders(done.yaml)))
 
 
+def test_trinitys_sapo_keeps_its_settings_and_names_its_other_gradient():
+    """It multiplies log-probs by the gate and does not differentiate it."""
+    own = "algorithm={algorithm_type: sapo, policy_loss_fn_args: {tau_pos: 1.0, tau_neg: 1.2}}"
+    done = migrate(with_settings("trinity", own), "trinity")
+    actor = yaml.safe_load(done.yaml)["actor"]
+    assert yaml.safe_load(done.yaml)["algorithm"] == "sapo" and list(done.changes) == ["algorithm.algorithm_type"]
+    assert (actor["sapo_tau_neg"], actor["loss_agg_mode"], actor["reward_norm"]["std_level"]) == (
+        1.2,
+        "token_mean",
+        "group",
+    )
+    load(yaml.safe_load(fill_placeholders(done.yaml)))
+
+
+def test_a_run_that_only_evaluates_by_generation_gets_no_gpus_for_servers():
+    """Other systems start no servers for it; here servers share the trainer's GPUs."""
+    slime = with_settings(
+        "slime", "--loss-type sft_loss --tensor-model-parallel-size 2 --actor-num-gpus-per-node 4 --rollout-num-gpus 4"
+    )
+    areal = "actor.backend=fsdp:d8 train_dataset.type=sft actor.path=/m train_dataset.path=/d cluster.n_gpus_per_node=8"
+    for text, system, layout in (
+        (slime, "slime", "sglang:d2t2|megatron:d2t2"),
+        (SFT_IN_ROLL, "roll", "sglang:d4t2|megatron:d2p2t2"),
+        (areal, "areal", "sglang:d8|fsdp:d8"),
+    ):
+        done = migrate(text, system)
+        written = yaml.safe_load(done.yaml)
+        assert written["allocation_mode"] == layout, done.report()
+        assert written["rollout"]["sharing"] == "alternate"
+        assert written.get("cluster", {}).get("n_nodes", 1) == 1
+        load(yaml.safe_load(fill_placeholders(done.yaml)))
+
+
 def test_the_batch_of_a_pipeline_without_generation_is_counted_by_device():
     written = yaml.safe_load(migrate(SFT_IN_ROLL).yaml)
     assert written["train_dataset"]["batch_size"] == 2 * 16 * 8 // (2 * 2)

@@ -96,6 +96,8 @@ TRINITY: Table = {
     "algorithm.policy_loss_fn_args.clip_range_high": together("actor.eps_clip_higher"),
     "algorithm.policy_loss_fn_args.clip_ratio_c": together("actor.c_clip"),
     "algorithm.policy_loss_fn_args.loss_agg_mode": together("actor.loss_agg_mode"),
+    "algorithm.policy_loss_fn_args.tau_pos": together("actor.sapo_tau_pos"),
+    "algorithm.policy_loss_fn_args.tau_neg": together("actor.sapo_tau_neg"),
     "algorithm.policy_loss_fn_args.use_token_level_loss": together("actor.loss_agg_mode"),
     "algorithm.policy_loss_fn_args.enable_sequence_masking": changes("sequences are not masked", False),
     "algorithm.policy_loss_fn_args.enable_mask_clip": changes("tokens are not masked", False),

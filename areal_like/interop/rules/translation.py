@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from allocation.plan import Plan
 from areal_like.interop.keys.shared import ALL_WORDS, ESTIMATORS
 
 MISSING = "???"  # OmegaConf's mark for a value that the user must fill in
@@ -26,6 +27,7 @@ class Translation:
     unneeded: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     data_parallel: int | None = None
+    layout: Plan | None = None
 
     def get(self, *keys: str) -> Any:
         """Return the value of the first key that is set, else the other system's default of the first that has one."""

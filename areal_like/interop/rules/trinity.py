@@ -18,11 +18,16 @@ _TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # preset
     "dapo": ("grpo", _GROUP, {}, "none"),
     "gspo": ("gspo", _GROUP, {}, "k2"),
     "cispo": ("cispo", _GROUP, {}, "k2"),
+    "sapo": ("sapo", _GROUP, {}, "k2"),
     "rloo": ("rloo", {"mean_level": "group", "mean_leave1out": True}, {}, "k2"),
     "reinforceplusplus": ("reinforce_pp", {}, _BATCH, "k2"),
 }
-_CLIPS = {"gspo": (3e-4, 4e-4, None, "sequence_mean"), "cispo": (1.0, 0.28, None, "token_mean")}
-_ADVANTAGES = {"ppo": "ppo", "grpo": "grpo", "dapo": "grpo", "gspo": "grpo", "cispo": "grpo", "rloo": "rloo"}
+_CLIPS = {
+    "gspo": (3e-4, 4e-4, None, "sequence_mean"),
+    "cispo": (1.0, 0.28, None, "token_mean"),
+    "sapo": (0.2, 0.2, None, "token_mean"),
+}
+_ADVANTAGES = {"ppo": "ppo", "rloo": "rloo", **dict.fromkeys(("grpo", "dapo", "gspo", "cispo", "sapo"), "grpo")}
 _MOST_SETS = 100
 _PLAIN_WORKFLOWS = ("math_workflow", "simple_workflow", "async_math_workflow", "async_simple_workflow")
 
@@ -88,6 +93,12 @@ def _loss(peer: Translation, kind: str) -> None:
     peer.ours["actor.c_clip"] = peer.get(f"{place}.clip_ratio_c") or dual
     peer.ours["actor.importance_sampling_level"] = "sequence" if kind == "gspo" else "token"
     own = peer.get("algorithm.policy_loss_fn")
+    if kind == "sapo":
+        peer.ours |= {f"actor.sapo_{tau}": peer.get(f"{place}.{tau}") for tau in ("tau_pos", "tau_neg")}
+        peer.changes["algorithm.algorithm_type"] = (
+            "sapo: Trinity-RFT multiplies log-probs by the gate, without its gradient; sapo here is the paper's "
+            "objective, whose gradient is half of that at ratio 1"
+        )
     if own not in (None, "ppo", kind):
         peer.unknown_algorithm("algorithm.policy_loss_fn", f"{own}: {NO_ALGORITHM}")
     keys = ("algorithm.loss_agg_mode", f"{place}.loss_agg_mode")
