@@ -14,7 +14,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+import mutations  # noqa: F401  # before the engines
 import pytest
+import sensitivity
 from cpu_server import RunningServer, server_on_cpu
 from hypothesis import HealthCheck, settings
 from left_processes import session_processes
@@ -64,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # else each process would, where PYTHONDONTWRITEBYTECODE is set
         for package in ("allocation", "areal_like"):
             compileall.compile_dir(Path(__file__).parents[1] / package, quiet=2)
+    if file := os.environ.get(sensitivity.VARIABLE):
+        sensitivity.watch_comparisons(file)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 

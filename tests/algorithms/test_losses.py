@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tolerance import close_to
+from tolerance import close_to, rounding
 
 from areal_like.algorithms.losses import (
     LossInputs,
@@ -223,7 +223,8 @@ def test_sapo_replaces_the_clip_by_a_gate():
     for place, (ratio, advantage, tau) in enumerate(zip(RATIOS, [2.0, 2.0, -3.0, -3.0], [2, 2, 3, 3], strict=True)):
         gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
         assert loss[place].item() == pytest.approx(-advantage * gate * 4 / tau)
-        assert gradient[place].item() == pytest.approx(-advantage * 4 * gate * (1 - gate) * ratio, abs=1e-4)
+        expected = -advantage * 4 * gate * (1 - gate) * ratio  # a gate near 1 has few bits
+        assert gradient[place].item() == pytest.approx(expected, rel=rounding(), abs=rounding(5.0, depth=0))
     _, at_one, _ = policy([-1.0], [-1.0], [2.0], settings, sapo, proximal_logprobs=[-1.0])
     assert at_one.item() == pytest.approx(-2.0)
 

@@ -79,7 +79,7 @@ def advantages(items: list[Trajectory], settings: Settings) -> list[float]:
     starts = np.flatnonzero(mask & ~np.append(False, mask[:-1]))
     assert not found[~mask].any()
     for start, end in zip(starts, [*starts[1:], len(mask)], strict=True):  # all tokens of a turn have the same one
-        assert_close(found[start:end][mask[start:end]], found[start])
+        assert (found[start:end][mask[start:end]] == found[start]).all()
     return found[starts].tolist()
 
 

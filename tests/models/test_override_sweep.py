@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch.distributed as dist
-from tolerance import magnitude_of, rounding
+from tolerance import BACKWARD, magnitude_of, rounding
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
@@ -111,7 +111,7 @@ def _difference(override: str, outcome: list, expected: list) -> str | None:
         ):
             return f"log-probs differ by {np.abs(found[1] - log_probs[1]).max()}"
         if not _OF_THE_OBJECTIVE & json.loads(override).keys() and not np.isclose(
-            step["grad_norm"], first["grad_norm"], rtol=1e-3
+            step["grad_norm"], first["grad_norm"], rtol=rounding(depth=BACKWARD), atol=0
         ):
             return f"the gradient's norm is {step['grad_norm']}, not {first['grad_norm']}"
     return None

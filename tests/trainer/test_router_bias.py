@@ -44,7 +44,7 @@ def transformer_engine(monkeypatch):
 
 def test_logits_and_gradients_are_those_of_torch():
     for found, expected in zip(logits_and_gradients(router_logits), logits_and_gradients(plain), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(found, expected)  # by data type: logits in float32, gradients in bfloat16
 
 
 def test_megatrons_own_function_misreads_the_bias():

@@ -3,6 +3,9 @@
 
 import gc
 
+import mutations  # before the engines
+
+# isort: split
 import areal_like.trainer.megatron.engine
 
 # isort: split
