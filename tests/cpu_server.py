@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,21 +71,22 @@ def server_on_cpu(
         yield server
     finally:
         reserved.close()
-        shared = _shared_memory(process.pid)
+        shared = shared_memory(process.pid)
         process.kill()  # its children notice and go with it
         process.wait()
         for file in shared:
             file.unlink(missing_ok=True)
 
 
-def _shared_memory(pid: int) -> set[Path]:
-    """Files of /dev/shm that a process and its children map; who is killed leaves them."""
-    try:
-        tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        maps = "".join(Path(f"/proc/{process.pid}/maps").read_text() for process in tree)
-    except (psutil.Error, OSError):  # it has ended
-        return set()
-    return {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+def shared_memory(pid: int) -> set[Path]:
+    """Return files of /dev/shm that a process and its children map; SGLang removes none of them itself."""
+    found: set[Path] = set()
+    with suppress(psutil.Error):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with suppress(OSError):  # one that has ended meanwhile has no maps, the others do
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                found |= {Path(name) for name in re.findall(r"/dev/shm/\S+", maps)}
+    return found
 
 
 def _wait_until_healthy(server: RunningServer, process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
+import os
+import secrets
 import subprocess
 import sys
 import time
@@ -10,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cpu_server import shared_memory
 from left_processes import session_processes
 
 
@@ -37,3 +41,19 @@ def test_a_manager_is_found_and_this_process_s_own_helpers_are_not() -> None:
     with context.Manager():
         assert len(session_processes()) == len(before) + 1
     assert session_processes() == before
+
+
+def test_memory_of_a_server_is_found_beside_a_child_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = subprocess.Popen(["sleep", "600"])
+    ended = psutil.Process(short.pid)
+    short.kill()
+    short.wait()
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [ended])
+    name = f"areal-test-{secrets.token_hex(6)}"
+    with open(f"/dev/shm/{name}", "xb+") as file:
+        try:
+            file.truncate(64)
+            with mmap.mmap(file.fileno(), 64):
+                assert f"/dev/shm/{name}" in {str(found) for found in shared_memory(os.getpid())}
+        finally:
+            os.unlink(file.name)
