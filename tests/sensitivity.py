@@ -44,7 +44,7 @@ def watch_comparisons(file: str) -> None:
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
         return False
-    return math.isfinite(value) and abs(value) > NOTHING
+    return math.isfinite(value) and abs(float(value)) > NOTHING
 
 
 def _repeated(compare: Callable[..., None], file: str) -> Callable[..., None]:
