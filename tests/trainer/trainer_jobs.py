@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 
 from allocation import ParallelSizes, load_model
+from allocation.model_spec import ModelError, ModelSpec
 from areal_like.backends.megatron import optimizer
 from areal_like.backends.megatron.engine import MegatronEngine  # before anything else of megatron
 from areal_like.backends.training.rank import make_engine
@@ -193,7 +194,7 @@ def engine(rendezvous: Rendezvous, listener: socket.socket | None, setting: Sett
         lora=setting.lora,
         weights=setting.weights,
         adapters=setting.adapters,
-        shape=load_model(setting.model),
+        shape=_shape_of(setting.model),
         copy_bytes=setting.copy_bytes,
     )
     made = make_engine(spec, replace(rendezvous, listener=listener))
@@ -808,3 +809,11 @@ def resumed_reference(
     with engine(rendezvous, listener, replace(setting, role="ref")) as made:
         made.load(folder)
         return exported(made), made.log_probs(make_batch())
+
+
+def _shape_of(model: Path) -> ModelSpec | None:
+    """Return the shape of a model, None for a family that only transformers knows."""
+    try:
+        return load_model(model)
+    except ModelError:
+        return None
