@@ -38,6 +38,7 @@ IMAGES = re.compile(
 OFFLINE = re.compile(
     r"(?i)\bsft_train\b|sft_trainer|dpo_config|--loss-type sft|\bsft_loss\b|main_generation|distill_loss_weight"
 )
+FOLDERS = re.compile(r"""(?<=[\s"'])/\S+/""")  # of a path in a script: names are kept, no paths
 
 
 def files_of(folder: Path, pattern: str) -> list[Path]:
@@ -80,7 +81,7 @@ def count(folder: Path, name: str) -> dict[str, Any]:
         text, place = path.read_text(), str(path.relative_to(folder))
         if not re.search(telling, text):
             continue
-        reasons = [re.sub(r"(?<=\s)/\S+/", "", told) for told in reasons_of(migrate(text, system))]  # names, no paths
+        reasons = [FOLDERS.sub("", told) for told in reasons_of(migrate(text, system))]
         kind = kind_of(place, text)
         kinds[kind]["files"] += 1
         kinds[kind]["equal"] += not reasons

@@ -33,7 +33,8 @@ class Recorded:
     def trajectories(self, reward: float | Reward | None) -> list[Trajectory]:
         """Return the trajectories so far, all with this reward; None means a missing reward."""
         worth = reward if isinstance(reward, Reward) else Reward(reward)
-        found: list[Trajectory] = pickle.loads(self._ask_now("trajectories", self.client.api_key.encode()))  # noqa: S301
+        told = self._ask_now("trajectories", self.client.api_key.encode())
+        found: list[Trajectory] = pickle.loads(told)  # noqa: S301  # of the main process
         return [replace(item, reward=worth.value, reward_parts=worth.parts) for item in found]
 
 
