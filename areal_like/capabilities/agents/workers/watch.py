@@ -23,7 +23,7 @@ STOPPED_S = 0.5  # without an iteration: the loop is blocked
 BUSY_SHARE = 0.5  # share of the busiest thread's processor time
 DUMP_S = 1.0  # for faulthandler to write
 MB = 1 << 20
-_NOT_THE_USERS = ("/lib/python", "<", "/areal_like/runtime/", "/areal_like/workflows/", "/areal_like/capabilities/")
+_NOT_THE_USERS = ("/lib/python", "<", "/areal_like/core/", "/areal_like/capabilities/")
 
 
 async def watch(workers: Workers) -> None:

@@ -1,1 +1,0 @@
-"""Workflows: from a prompt to scored trajectories."""
