@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,17 +14,15 @@ from limits import HUNG_S
 from areal_like.backends.ray.janitor import RUN_VARIABLE
 
 HERE = Path(__file__).parent
-END_S = 30.0  # Ray itself would end the controller after 60 s, without an error
 VICTIMS = {"gcs/gcs_server": "gcs_server", "raylet/raylet": "raylet", "ray::DashboardAgent": "dashboard_agent"}
 
 
-def kill(when: str, victim: str, folder: Path) -> tuple[str, float]:
-    """Return the output of the run, and its seconds."""
-    start = time.monotonic()
+def kill(when: str, victim: str, folder: Path) -> str:
+    """Return the output of the run."""
     command = [sys.executable, str(HERE / "ray_victims.py"), when, victim, str(folder)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HUNG_S)
-    return done.stdout + done.stderr, time.monotonic() - start
+    return done.stdout + done.stderr
 
 
 def is_left(folder: Path) -> bool:
@@ -43,7 +40,7 @@ def is_left(folder: Path) -> bool:
     "victim", [pytest.param(name, marks=[pytest.mark.long] if name.startswith("raylet") else []) for name in VICTIMS]
 )
 def test_the_death_of_a_process_of_ray_ends_the_run_with_its_name(tmp_path: Path, victim: str) -> None:
-    output, _ = kill("work", victim, tmp_path)
+    output = kill("work", victim, tmp_path)
     logs = tmp_path / "logs/ray"
     named = (VICTIMS[victim], "raylet")  # which ends itself when an agent of it has ended
     assert any(f"{name}, a process of the private Ray cluster, has ended" in output for name in named), output
@@ -52,8 +49,7 @@ def test_the_death_of_a_process_of_ray_ends_the_run_with_its_name(tmp_path: Path
 
 
 def test_a_gcs_that_is_killed_during_the_start_ends_the_run(tmp_path: Path) -> None:
-    """Ray holds the GIL until its own limit of a minute and ends the process then: nothing of ours can come before."""
-    output, seconds = kill("start", "gcs/gcs_server", tmp_path)
+    """It is noticed at once, unless Ray holds the GIL: then Ray ends the process at its own limit of a minute."""
+    output = kill("start", "gcs/gcs_server", tmp_path)
     assert "GCS" in output or "gcs" in output, output
-    assert seconds < 100
     assert not is_left(tmp_path)

@@ -10,9 +10,10 @@ from running import run
 
 OTHER_ROPE = """
 import json, shutil
-from areal_like.run import start
+from dataclasses import replace
+from areal_like.backends.sglang import backend
 
-original = start.server_arguments
+original = backend.BACKEND.arguments
 
 def with_other_rope(config, model, *rest, **options):
     other = model.parents[2] / "other_model"  # outside of the run
@@ -24,7 +25,7 @@ def with_other_rope(config, model, *rest, **options):
     return original(config, other, *rest, **options)
 
 if __name__ == "__main__":
-    start.server_arguments = with_other_rope
+    backend.BACKEND = replace(backend.BACKEND, arguments=with_other_rope)
     from areal_like.cli import app
     app()
 """

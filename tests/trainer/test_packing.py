@@ -9,7 +9,6 @@ from allocation import load_model
 from allocation.parameters import sequence_products
 from areal_like.core.trainer import packing
 from areal_like.core.trainer.prefix_trees import PrefixTrees
-from benchmarks.packing import MODELS, case
 
 sizes = st.fixed_dictionaries(
     {"tp": st.integers(1, 4), "cp": st.integers(1, 4), "dp": st.integers(1, 8), "multiple": st.integers(1, 4)}
@@ -59,15 +58,6 @@ def test_equal_costs_need_no_further_micro_batches_and_spread_by_no_more_than_a_
         loads = balanced.ravel() if meet else balanced.sum(axis=1)
         assert loads.max() - loads.min() <= longest
         assert np.ptp(balanced.sum(axis=1)) <= longest
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_long_tailed_lengths_cost_all_ranks_alike(model):
-    found = case(model, 512, 65536, ranks=8, seed=1)
-    by_tokens, apart, meeting = found["tokens"], found["cost"], found["cost, ranks meet"]
-    assert by_tokens["count"] == apart["count"] == meeting["count"]
-    assert apart["ranks"] - 1 < (by_tokens["ranks"] - 1) / 2
-    assert meeting["micro_batches"] < by_tokens["micro_batches"]
 
 
 def test_a_tree_costs_the_tokens_and_scores_of_its_nodes():

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,16 +77,15 @@ async def ray_cluster_of_run(
     scheduler: SchedulerConfig, *, n_slots: int, uses_gpus: bool, directory: Path, log_dir: Path
 ) -> AsyncIterator[None]:
     """Do as `ray_cluster`, in an event loop that stays responsive during the start, so that signals cancel it."""
+    local = scheduler.type == "local"
+    watched = ray_processes_watched(partial(_keep_logs, directory, log_dir / "ray")) if local else nullcontext()
     with _connecting(scheduler, n_slots, uses_gpus, directory, log_dir) as thread:
-        with _explain_failures(scheduler, directory, log_dir):
-            while not thread.ready():
-                await asyncio.sleep(POLL_S)
-                renew_handlers()
-        renew_handlers()
-        if scheduler.type == "local":
-            async with ray_processes_watched(partial(_keep_logs, directory, log_dir / "ray")):
-                yield
-        else:
+        async with watched:
+            with _explain_failures(scheduler, directory, log_dir):
+                while not thread.ready():
+                    await asyncio.sleep(POLL_S)
+                    renew_handlers()
+            renew_handlers()
             yield
 
 

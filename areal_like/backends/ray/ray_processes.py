@@ -14,7 +14,7 @@ from areal_like.core.errors import ClusterError
 from areal_like.runtime.descendants import children
 
 LOOK_S = 0.25
-SEARCHES = (0, 4, 16, 64)  # looks at which the processes are searched: raylet starts its agents late
+SEARCHES = 1200  # first looks, at which the processes are searched: they start one after the other
 # Raylet ends soon after its agents. A part of each command line, which an agent changes when it is ready.
 _NAMES = {
     "gcs/gcs_server": "gcs_server",
@@ -50,7 +50,8 @@ def find_ray_processes() -> dict[Identity, str]:
     """
     found = _find_children(os.getpid())
     for pid, _ in [process for process, name in found.items() if name == "raylet"]:
-        found |= _find_children(pid)
+        agents = _find_children(pid).items()  # before it is a program, a child of raylet is one more raylet
+        found |= {process: name for process, name in agents if name != "raylet"}
     return found
 
 
@@ -65,7 +66,7 @@ def _find_children(parent: int) -> dict[Identity, str]:
 
 async def _watch(watched: dict[Identity, str], keep_logs: Callable[[], Path | None]) -> None:
     for look in itertools.count():
-        if look in SEARCHES:
+        if look < SEARCHES:
             watched |= find_ray_processes()
         await asyncio.sleep(LOOK_S)
         if (lost := await _find_death(watched, keep_logs)) is not None:
