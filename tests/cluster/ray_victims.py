@@ -46,8 +46,9 @@ async def work(cluster: RunCluster, victim: str) -> None:
     ranks = await cluster.start_group("actor", ray_victims.Rank, [(Device(0, 0),)], lambda *_: {}, call_timeout_s=3600)
     working = asyncio.create_task(ranks.call_one(0, "hang", phase="work"))
     await asyncio.sleep(2)
-    (found,) = find(victim)
-    found.kill()
+    while not (found := find(victim)):  # an agent takes its name when it is ready
+        await asyncio.sleep(0.1)
+    found[0].kill()
     await working
 
 

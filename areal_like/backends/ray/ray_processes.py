@@ -7,6 +7,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 
 from areal_like.backends.ray.lineage import Identity, identity, lives
@@ -15,10 +16,9 @@ from areal_like.runtime.descendants import children
 
 LOOK_S = 0.25
 SEARCHES = 1200  # first looks, at which the processes are searched: they start one after the other
-# Raylet ends soon after its agents. A part of each command line, which an agent changes when it is ready.
-_NAMES = {
-    "gcs/gcs_server": "gcs_server",
-    "raylet/raylet": "raylet",
+# A part of each command line. Raylet ends soon after its agents, which change theirs when they are ready.
+_SERVICES = {"gcs/gcs_server": "gcs_server", "raylet/raylet": "raylet"}
+_AGENTS = {
     "dashboard/agent.py": "dashboard_agent",
     "ray::DashboardAgent": "dashboard_agent",
     "runtime_env/agent/main.py": "runtime_env_agent",
@@ -29,7 +29,7 @@ _NAMES = {
 @asynccontextmanager
 async def ray_processes_watched(keep_logs: Callable[[], Path | None]) -> AsyncIterator[None]:
     """Raise ClusterError, which names the logs that `keep_logs` returns, if a process of Ray ends in the body."""
-    watched = dict[Identity, str]()
+    watched = dict[str, Identity]()
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(_watch(watched, keep_logs))
@@ -43,38 +43,37 @@ async def ray_processes_watched(keep_logs: Callable[[], Path | None]) -> AsyncIt
         raise lost or group.exceptions[0] from (group if lost else group.exceptions[0].__cause__)
 
 
-def find_ray_processes() -> dict[Identity, str]:
-    """Return the names of the processes that this process's private cluster consists of.
+def _find_ray_processes() -> dict[str, Identity]:
+    """Return the processes that this process's private cluster consists of, by name, as far as they have started.
 
     A Ray that user code has started is not among them.
     """
-    found = _find_children(os.getpid())
-    for pid, _ in [process for process, name in found.items() if name == "raylet"]:
-        agents = _find_children(pid).items()  # before it is a program, a child of raylet is one more raylet
-        found |= {process: name for process, name in agents if name != "raylet"}
-    return found
+    found = _find_children(os.getpid(), _SERVICES)
+    return found | (_find_children(found["raylet"][0], _AGENTS) if "raylet" in found else {})
 
 
-def _find_children(parent: int) -> dict[Identity, str]:
-    found: dict[Identity, str] = {}
-    for pid in children(parent):
+def _find_children(parent: int, names: Mapping[str, str]) -> dict[str, Identity]:
+    """Return the oldest child of each name: a process that raylet forks has its name at first, and may end soon."""
+    found: dict[str, Identity] = {}
+    for process in sorted(map(identity, children(parent)), key=itemgetter(1)):
         with suppress(OSError):  # ended meanwhile
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0--", 1)[0]
-            found |= {identity(pid): name for part, name in _NAMES.items() if part in command}
+            command = Path(f"/proc/{process[0]}/cmdline").read_bytes().decode(errors="replace").split("\0--", 1)[0]
+            for name in [name for part, name in names.items() if part in command]:
+                found.setdefault(name, process)
     return found
 
 
-async def _watch(watched: dict[Identity, str], keep_logs: Callable[[], Path | None]) -> None:
+async def _watch(watched: dict[str, Identity], keep_logs: Callable[[], Path | None]) -> None:
     for look in itertools.count():
         if look < SEARCHES:
-            watched |= find_ray_processes()
+            watched |= _find_ray_processes() | watched
         await asyncio.sleep(LOOK_S)
         if (lost := await _find_death(watched, keep_logs)) is not None:
             raise lost
 
 
-async def _find_death(watched: Mapping[Identity, str], keep_logs: Callable[[], Path | None]) -> ClusterError | None:
-    ended = [name for process, name in watched.items() if not lives(process)]
+async def _find_death(watched: Mapping[str, Identity], keep_logs: Callable[[], Path | None]) -> ClusterError | None:
+    ended = [name for name, process in watched.items() if not lives(process)]
     if not ended:
         return None
     logs = await asyncio.to_thread(keep_logs)
