@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -40,14 +41,16 @@ def watch(process: "subprocess.Popen[bytes]", directory: Path, minutes: int, nam
     """Read the memory of all processes each minute until the run has trained for `minutes`."""
     wait_for_step(process, directory)
     began, looks = time.time(), list[dict[tuple[str, int], tuple[int, int]]]()
+    commands = dict[int, str]()  # of the first look: a worker of Ray has the name of what it does
     for minute in range(minutes + 1):
         time.sleep(max(0.0, began + 60 * minute - time.time()))
         if process.poll() is not None:
             raise SystemExit(f"the run ended after {minute} minutes with exit code {process.returncode}")
         looks.append({(each.name, each.pid): (each.resident, each.private) for each in resident(process.pid)})
+        commands = {pid: command_name(pid) for _, pid in looks[-1]} | commands
         rows = read_rows(directory / "metrics.jsonl", dict[str, int | float | None])
         steps = [row["step"] for row in rows if "seconds/step" in row]
-        save(name, {"minutes": minute, "steps": steps[-1], "processes": describe(looks)})
+        save(name, {"minutes": minute, "steps": steps[-1], "processes": describe(looks, commands)})
 
 
 def wait_for_step(process: "subprocess.Popen[bytes]", directory: Path) -> None:
@@ -59,7 +62,14 @@ def wait_for_step(process: "subprocess.Popen[bytes]", directory: Path) -> None:
         time.sleep(1)
 
 
-def describe(looks: list[dict[tuple[str, int], tuple[int, int]]]) -> list[dict[str, Any]]:
+def command_name(pid: int) -> str:
+    """Return the name that the kernel has for a process, as several processes belong to Ray."""
+    with suppress(OSError):  # ended meanwhile
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def describe(looks: list[dict[tuple[str, int], tuple[int, int]]], commands: dict[int, str]) -> list[dict[str, Any]]:
     """Return the memory of each process that lived nearly as long as the run, the largest first."""
     found = []
     for name, pid in {key for look in looks for key in look}:
@@ -71,6 +81,7 @@ def describe(looks: list[dict[tuple[str, int], tuple[int, int]]]) -> list[dict[s
         found.append(
             {
                 "name": name,
+                "command": commands[pid],
                 "growth_mib_per_hour": round(60 * slope / MIB, 2),
                 "resident_mib": [round(each[1] / MIB) for each in series],
                 "private_mib": [round(each[2] / MIB, 1) for each in series],

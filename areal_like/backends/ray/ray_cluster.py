@@ -49,6 +49,7 @@ _LOCAL_SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # the default 15 would put ranks and servers last on a busy machine
     "RAY_enable_metrics_collection": "0",
+    "RAY_task_events_report_interval_ms": "0",  # else its head keeps 100,000 calls, for a dashboard that does not run
     "RAY_gcs_server_port_wait_time_s": "300",  # on a busy machine
     "RAY_raylet_start_wait_time_s": "300",
 }
