@@ -1,10 +1,11 @@
 """Capabilities of a run: their checks, and their hooks in the training loop."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from allocation.diagnostics import Finding
 from areal_like.core.checkpoint.recovery import Recovery
@@ -31,7 +32,8 @@ class Started:
     """A run whose processes have started, as hooks see it.
 
     `jobs` and `policies` are the parts and trainers of adapters by name, or of the run under "". Every host reads
-    `shared_dir`. `resumed` is the version of the checkpoint that the run resumes from, None for a new run.
+    `shared_dir`. `on_nodes` calls a function on each node of an existing cluster, with the ids of the run's Ray workers
+    there. `resumed` is the version of the checkpoint that the run resumes from, None for a new run.
     """
 
     job: Job
@@ -44,6 +46,7 @@ class Started:
     record: Record
     recovery: Recovery | None
     shared_dir: Path
+    on_nodes: Callable[[Callable[[list[int]], Any]], Awaitable[list[Any]]]
     resumed: int | None
     say: Callable[[str], None]
 

@@ -53,6 +53,7 @@ async def train(
         record=record,
         recovery=stop.recovery,
         shared_dir=cluster.shared_dir,
+        on_nodes=cluster.on_nodes,
         resumed=state.version if opened.checkpoint else None,
         say=view.say,
     )

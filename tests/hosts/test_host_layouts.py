@@ -37,5 +37,6 @@ def test_trainers_on_several_hosts_train(tmp_path: Path) -> None:
             assert len({host_of(run, log, cluster.machines).number for log in logs} - {1}) == 3
             row = json.loads((run.directory / "metrics.jsonl").read_text().splitlines()[-1])
             assert row["rollout/servers"] == 1.0
+            assert all(row[f"memory/{process}"] > 0.1 for process in ("controller", "actor-0", "actor-1", "server-0"))
             interrupt(run)
             print(name, "trained")

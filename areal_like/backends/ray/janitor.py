@@ -89,7 +89,7 @@ class _Run:
             self.next_look = time.monotonic() + _REST * (time.process_time() - start)
 
     def _look(self, *more: Identity) -> None:
-        workers = set(_find_joined(self.directory, _WORKER))
+        workers = set(find_workers(self.directory))
         self.lineage.look([*_find_joined(self.directory, _MEMBER), *more], workers)
 
     def living(self) -> list[psutil.Process]:
@@ -117,6 +117,11 @@ class _Run:
 def member_file(directory: Path, is_worker: bool) -> Path:
     """Return the file that makes this process a member of the run with this temporary directory."""
     return directory / f"{_WORKER if is_worker else _MEMBER}{os.getpid()}.{identity(os.getpid())[1]}"
+
+
+def find_workers(directory: Path) -> list[Identity]:
+    """Return the Ray workers that have joined the run with this temporary directory, ended ones included."""
+    return _find_joined(directory, _WORKER)
 
 
 def _find_joined(directory: Path, kind: str) -> list[Identity]:

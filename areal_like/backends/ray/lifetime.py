@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -135,6 +136,11 @@ class Caretaker:
             opened.seek(max(0, opened.seek(0, os.SEEK_END) - LAST_BYTES))
             return [line for line in opened.read().decode(errors="replace").splitlines() if line.strip()][-LAST_LINES:]
         return []
+
+    def apply(self, function: Callable[[list[int]], Any]) -> Any:
+        """Return `function` of the ids of the run's Ray workers on this node, this one included."""
+        joined = janitor.find_workers(temporary_directory(self._run[0]))
+        return function([os.getpid(), *(pid for pid, started in joined if lives((pid, started)))])
 
     def close(self) -> None:
         """Remove the run's leftovers on this node; returns when they are gone."""

@@ -38,6 +38,8 @@ from areal_like.core.signals import signals_cancel
 if TYPE_CHECKING:
     from allocation.plan import Device, Plan
 
+NODE_ANSWER_S = 2.0  # until a node that does not answer is left out
+
 
 @dataclass
 class RunCluster:
@@ -62,6 +64,7 @@ class RunCluster:
     sharing: FileSharing = NOTHING_SHARED
     warn: Callable[[str], object] = lambda text: None
     apart: set[str] = field(default_factory=set)  # hosts that cannot read the controller's files
+    nodes: list[WorkerGroup] = field(default_factory=list)  # caretakers of all parts of the run
 
     async def prepare(self, placement: Placement) -> Placement:
         """Return a placement on nodes of an existing cluster with the addresses at which their processes listen.
@@ -142,7 +145,7 @@ class RunCluster:
         bundle = slots[devices[0]].bundle
         self.moved[bundle] = f"{self.run_id}-{bundle}-{secrets.token_hex(2)}"
         arguments = {"run_id": self.node_id(bundle), "shared_dir": self.shared_dir, "keepers": await keepers()}
-        await self.start_group(
+        caretaker = await self.start_group(
             "node",
             Caretaker,
             [devices[:1]],
@@ -150,6 +153,19 @@ class RunCluster:
             call_timeout_s=JANITOR_LIMIT_S,
             first_rank=bundle,
         )
+        self.nodes.append(caretaker)
+
+    async def on_nodes(self, function: Callable[[list[int]], Any]) -> list[Any]:
+        """Return `function` of the ids of the run's Ray workers, from each node of an existing cluster that answers."""
+
+        async def ask(node: WorkerGroup) -> list[Any]:
+            with suppress(WorkerError, TimeoutError):  # lost, or about to be
+                async with asyncio.timeout(NODE_ANSWER_S):
+                    return [await node.call_one(0, "apply", function, phase="look", timeout=math.inf)]
+            return []
+
+        members = [group.only(place) for group in self.nodes for place in range(len(group.members))]
+        return [answer for found in await asyncio.gather(*map(ask, members)) for answer in found]
 
     def using(self, devices: Mapping[Device, Device]) -> RunCluster:
         """Return the same cluster for another plan, each of whose devices uses the slot of one of this plan's."""
@@ -280,6 +296,7 @@ async def _caretakers(cluster: RunCluster) -> AsyncIterator[None]:
             lambda rank, host: {"run_id": cluster.node_id(bundles[rank]), **shared},
             call_timeout_s=JANITOR_LIMIT_S,
         )
+        cluster.nodes.append(caretakers)
         try:
             yield
         except (RunError, ExceptionGroup) as error:
@@ -287,6 +304,7 @@ async def _caretakers(cluster: RunCluster) -> AsyncIterator[None]:
                 await add_outputs(error, caretakers)
             raise
         finally:
+            cluster.nodes.remove(caretakers)
             for group in cluster.groups[1:]:
                 group.kill()
             await _close(cluster, caretakers)

@@ -12,7 +12,7 @@ import numpy as np
 from areal_like.capabilities.operations.advice import split_of
 from areal_like.capabilities.operations.alerts import Alert, Console, Trends, stuck
 from areal_like.capabilities.operations.memory import ProcessMemory
-from areal_like.capabilities.operations.processes import resident
+from areal_like.capabilities.operations.processes import resident, resident_of_workers
 from areal_like.capabilities.operations.utilization import Utilization, make_utilization
 from areal_like.capabilities.operations.waiting import explain, mostly_dropped
 from areal_like.capability import Started
@@ -69,7 +69,7 @@ class Operations(Hook):
             self._prompt = float(np.mean([len(item.tokens) - item.response_length for item in step.trajectories]))
             tied = reward_length_correlation(step.trajectories)
             step.measured |= {} if tied is None else {"rollout/reward_length_correlation": tied}
-        await asyncio.to_thread(self.memory.look)
+        await self.memory.look()
 
     def statistics(self) -> Mapping[str, float]:
         """Return the resident memory by process."""
@@ -110,7 +110,7 @@ def make_operations(started: Started) -> Operations:
     return Operations(
         Console(started.say, time.monotonic),
         Trends(allowed_logprob_diff(job.config), split_of(job), lambda: started.record.evaluations),
-        ProcessMemory(lambda: list(resident(os.getpid()))),
+        ProcessMemory(lambda: list(resident(os.getpid())), read_nodes=lambda: started.on_nodes(resident_of_workers)),
         make_utilization(job),
         job.config.train_dataset.batch_size,
         bool(job.config.workflows),

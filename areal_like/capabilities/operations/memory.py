@@ -1,10 +1,11 @@
 """Memory of processes over time: one metric for each, and a warning where one grows steadily."""
 
+import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import mean
 
 from areal_like.capabilities.operations.alerts import Alert
@@ -18,28 +19,35 @@ LEAST_GROWTH, LEAST_BYTES = 0.05, 64 * MIB  # over the series: share of the memo
 EVEN = 0.5  # least growth from part to part, as a share of the mean one: a cache that fills grows ever less
 MOST_NAMES = 64  # of metrics; of more processes, the largest
 
+type ReadNodes = Callable[[], Awaitable[Sequence[Iterable[ProcessSize]]]]
+
+
+async def _read_none() -> Sequence[Iterable[ProcessSize]]:
+    return ()
+
 
 @dataclass(eq=False)
 class ProcessMemory:
-    """The memory of this run's processes on this host, read at most every LOOK_S seconds.
+    """The memory of this run's processes, read at most every LOOK_S seconds; `read_nodes` reads those of other hosts.
 
     Processes with one name, such as the processes of a server, are added up.
     """
 
     read: Callable[[], Iterable[ProcessSize]]
     clock: Callable[[], float] = time.monotonic
+    read_nodes: ReadNodes = _read_none
     _metrics: dict[str, float] = field(default_factory=dict, init=False)
     _series: dict[str, deque[int]] = field(default_factory=dict, init=False)
     _looked: float | None = field(default=None, init=False)
     _noted: float | None = field(default=None, init=False)
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """Read the memory of all processes, unless that was done recently."""
         if self._looked is not None and self.clock() - self._looked < LOOK_S:
             return
         self._looked = self.clock()
         whole, private = dict[str, int](), dict[str, int]()
-        for each in self.read():
+        for each in (*await asyncio.to_thread(self.read), *chain.from_iterable(await self.read_nodes())):
             whole[each.name] = whole.get(each.name, 0) + each.resident
             private[each.name] = private.get(each.name, 0) + each.private
         largest = sorted(whole, key=lambda name: -whole[name])[:MOST_NAMES]

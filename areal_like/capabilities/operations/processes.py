@@ -1,4 +1,4 @@
-"""Resident memory of the processes of a run on this host, by names that stay the same when a process restarts."""
+"""Resident memory of the processes of a run, by names that stay the same when a process restarts."""
 
 import os
 import re
@@ -29,9 +29,18 @@ def resident(pid: int) -> Iterator[ProcessSize]:
     A descendant has the name of its log in the run's directory, so `actor-0` is a trainer rank and `server-0` each
     process of a server; otherwise it belongs to Ray (`ray`) or to user code (`other`).
     """
-    for each in [pid, *sorted(descendants(pid))]:
+    yield from _measure([pid], "controller")
+
+
+def resident_of_workers(workers: list[int]) -> list[ProcessSize]:
+    """Return the memory of Ray workers on this host and of their descendants, by the names of their logs."""
+    return list(_measure(workers))
+
+
+def _measure(roots: list[int], name_of_roots: str = "") -> Iterator[ProcessSize]:
+    for each in sorted({*roots, *(found for root in roots for found in descendants(root))}):
         with suppress(OSError):  # ended meanwhile
-            name = "controller" if each == pid else _name(each)
+            name = (name_of_roots if each in roots else "") or _name(each)
             sizes = dict(re.findall(r"^(VmRSS|RssAnon):\s+(\d+) kB", Path(f"/proc/{each}/status").read_text(), re.M))
             if sizes:  # a zombie has none
                 yield ProcessSize(name, each, int(sizes["VmRSS"]) << 10, int(sizes["RssAnon"]) << 10)

@@ -94,7 +94,8 @@ class LogProbCheck:
                     version = nearest[place]
                     yield f"{where} is labelled version {label}, but the weights of version {version} give its log-prob"
                 else:
-                    yield f"{where} has a log-prob that is {own[place]:.2g} from that of its version {label}"
+                    other = f", or the {inputs[0]} of token {place - start - 1} are not its" if inputs else ""
+                    yield f"{where} has a log-prob that is {own[place]:.2g} from that of its version {label}{other}"
 
 
 def _before_update(versions: NDArray[np.int32]) -> NDArray[np.bool]:

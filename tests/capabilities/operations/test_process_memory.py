@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from areal_like.capabilities.operations.memory import MIB, MINUTES, ProcessMemory, growth
-from areal_like.capabilities.operations.processes import ProcessSize, resident
+from areal_like.capabilities.operations.processes import ProcessSize, resident, resident_of_workers
+from areal_like.runtime.descendants import children
 
 NOISE = [random.Random(3).uniform(-20, 20) for _ in range(MINUTES)]
 SERIES: dict[str, tuple[Callable[[int], float], bool]] = {
@@ -51,11 +56,38 @@ def test_the_process_that_grows_is_named_and_parts_are_added_up() -> None:
 
     memory = ProcessMemory(read, lambda: time[0])
     for _ in range(6 * MINUTES):
-        memory.look()
+        asyncio.run(memory.look())
         time[0] += 10
         assert memory.metrics()["memory/controller"] == 1.0 and memory.metrics()["memory/server-0"] >= 2.0
     alert = memory.growing()
     assert alert is not None and alert.kind == "memory-growth" and "server-0" in alert.text
+
+
+def test_processes_of_other_hosts_are_added() -> None:
+    async def nodes() -> list[list[ProcessSize]]:
+        return [[ProcessSize("actor-0", 7, 1 << 30, 1 << 30)], [ProcessSize("actor-1", 7, 3 << 29, 1 << 30)]]
+
+    memory = ProcessMemory(lambda: [ProcessSize("controller", 7, 1 << 29, 0)], read_nodes=nodes)
+    asyncio.run(memory.look())
+    assert memory.metrics() == {"memory/actor-0": 1.0, "memory/actor-1": 1.5, "memory/controller": 0.5}
+
+
+def test_workers_of_a_host_are_named_by_their_logs(tmp_path: Path) -> None:
+    """With their descendants, of which each counts once."""
+    code = "import subprocess, sys; print(flush=True); subprocess.run(['sleep', '60'])"
+    (tmp_path / "logs").mkdir()
+    with (tmp_path / "logs/actor-3.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=log)
+    try:
+        while not (below := children(process.pid)):
+            time.sleep(0.05)
+        found = resident_of_workers([process.pid, *below])
+    finally:
+        for pid in (*below, process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    assert [(each.name, each.pid) for each in found] == [("actor-3", pid) for pid in sorted((process.pid, *below))]
+    assert resident_of_workers([process.pid]) == []
 
 
 def test_processes_of_this_host_are_found() -> None:

@@ -1,7 +1,8 @@
 """A run with real trainers and the loop, whose responses are random tokens instead of a server's.
 
 `python synthetic_run.py FILEROOT [key=value ...]`: every response is scored by the trainer with the weights of its
-version, and groups wait for training as those of servers do, so that the batches are asynchronous.
+version, and groups wait for training as those of servers do, so that the batches are asynchronous. A model with experts
+gets random routes, as the trainer follows any.
 """
 
 import asyncio
@@ -69,7 +70,11 @@ class Servers:
         length = int(rng.integers(8, 24))
         tokens = rng.integers(3, 13, length).astype(np.int32)
         versions = np.where(np.arange(length) < 4, -1, version).astype(np.int32)
-        return Trajectory(0, 0, tokens, np.zeros(length, np.float32), versions, FinishReason.STOP, float(rng.random()))
+        columns = {"routes": draw_routes(rng, length, model)} if (model := self._job.models["actor"]).experts else {}
+        return Trajectory(
+            *(0, 0, tokens, np.zeros(length, np.float32), versions, FinishReason.STOP, float(rng.random())),
+            columns=columns,
+        )
 
     async def workflow(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
         """Return the responses of a group after a while."""
@@ -77,6 +82,12 @@ class Servers:
         await asyncio.sleep(self._delays.random() * 0.3)
         own = {"sample_id": prompt.sample_id, "group_id": group_id}
         return [replace(item, **own, sample=sample) for sample, item in enumerate(ready)]
+
+
+def draw_routes(rng: np.random.Generator, tokens: int, model: Any) -> Any:
+    """Different experts for each token in each layer."""
+    order = np.argsort(rng.random((tokens, model.layers, model.experts)), axis=-1)
+    return order[..., : model.experts_per_token].astype(np.uint8)
 
 
 def config_seed(job: Job) -> int:
@@ -113,7 +124,7 @@ async def train(job: Job, opened: RunDirectory, trainers: Any, models: Models, s
     resumed = state.version if opened.checkpoint else None
     started = Started(
         job=job, jobs={"": job}, policies={"": trainer}, trainers=trainers, pool=nothing, sync=nothing, teacher=None,
-        record=opened.record, recovery=recovery, shared_dir=shared_dir, resumed=resumed, say=print,
+        record=opened.record, recovery=recovery, shared_dir=shared_dir, on_nodes=nothing, resumed=resumed, say=print,
     )  # fmt: skip
     async with asyncio.TaskGroup() as groups:
         batch_size, steps = config.train_dataset.batch_size, job.steps

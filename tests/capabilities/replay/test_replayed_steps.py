@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from launched_otherwise import EXPERTS
 from limits import HUNG_S
 from safetensors.numpy import load_file, save_file
 
@@ -29,6 +30,7 @@ from areal_like.core.types import Trajectory
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).with_name("synthetic_run.py")
 STEPS, KILLED = 8, 5
+NARROW = ("actor.eps_clip=0.001", "actor.eps_clip_higher=0.001")  # so narrow that tokens leave the range
 
 pytestmark = pytest.mark.long
 
@@ -41,6 +43,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
         str(folder),
         f"total_train_steps={STEPS}",
         "recover.freq_steps=3",
+        *NARROW,
         *overrides,
     ]
     with (folder / "output.txt").open("ab") as output:
@@ -109,18 +112,38 @@ def test_fsdp_has_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("changes", "first"),
     [
-        "actor.optimizer.lr=0.01",
-        "actor.loss_agg_mode=sequence_mean",  # the loss
+        (["actor.optimizer.lr=0.01"], "loss"),  # of the second mini-batch, which sees other weights
+        (["actor.loss_agg_mode=sequence_mean"], "loss"),
+        (["actor.use_decoupled_loss=false"], "loss"),  # also clips by the age of a sample
+        (["actor.eps_clip=0.5", "actor.eps_clip_higher=0.5"], "loss"),
+        (["actor.behave_imp_weight_mode=disabled"], "loss"),
+        (["actor.behave_imp_weight_cap=1.0001"], "loss"),
     ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
 )
-def test_other_settings_part_from_the_run(run, change):
-    verdict = asyncio.run(counterfactual(ask(run, 7, STEPS, [change], lambda text: None), None))
-    assert verdict.text.startswith("the runs part at step 7, first in "), verdict
-    for row in verdict.rows:
-        assert row[1] != row[2], "the loss, of which the second mini-batch sees other weights"
-        assert float(row[-1]) > 0, "the divergence"
+def test_other_settings_part_from_the_run(run, changes, first):
+    """In loss, gradient and policy. The run clips narrowly, as a limit that no token reaches changes nothing."""
+    asked = ask(run, 7, STEPS, changes, lambda text: None)
+    assert any(stale(item) for number in (7, STEPS) for item in open_run(run).step(number).file.trajectories())
+    verdict = asyncio.run(counterfactual(asked, None))
+    print(verdict)
+    assert verdict.text.startswith(f"the runs part at step 7, first in {first} ("), verdict
+    assert [row[0] for row in verdict.rows] == ["7", "8"]
+    for _, loss, other_loss, norm, other_norm, kl in verdict.rows:
+        assert loss != other_loss and norm != other_norm and float(kl) > 0, verdict
+
+
+def test_a_limit_that_no_token_reaches_changes_nothing(run):
+    changes = ["actor.behave_imp_weight_cap=1000"]
+    verdict = asyncio.run(counterfactual(ask(run, 7, STEPS, changes, lambda text: None), None))
+    assert verdict.text == "equal bits: the settings change nothing", verdict
+
+
+def stale(item: Trajectory) -> bool:
+    """Whether older weights than those of the last step generated a trajectory of step 7 or later."""
+    return item.oldest_version < 6
 
 
 def test_old_samples_can_be_left_out(run):
@@ -169,6 +192,48 @@ def test_a_wrong_version_label_between_right_ones_is_named(copied):
     verdict = replayed(copied, 8, 8, log_probs=True)
     told = [verdict.text, *verdict.warnings]
     assert any(f"is labelled version {wrong}, but the weights of version {right}" in text for text in told), verdict
+
+
+@pytest.fixture(scope="module")
+def with_experts(tmp_path_factory):
+    """A run whose trainer follows recorded routes."""
+    layout = ("actor.backend=megatron:d1", "rollout.router_replay=on", "total_train_steps=3")
+    return finish(tmp_path_factory.mktemp("experts"), *EXPERTS, *layout)
+
+
+def test_a_run_with_experts_has_the_same_bits(with_experts):
+    verdict = replayed(with_experts, 1, 3, log_probs=True)
+    assert verdict.good, verdict
+    assert all("routes" in item.columns for item in open_run(with_experts).step(3).file.trajectories())
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (0, "the routes of token 6 of trajectory {}"),  # all later tokens see it
+        (1, "token 7 of trajectory {} "),  # of two layers the last one, which only the next token sees
+    ],
+)
+def test_a_flipped_route_is_named(with_experts, tmp_path, layer, said):
+    """By a replay, which the trainer computes with the recorded route, and by a comparison with the run as it was."""
+    planted = Path(shutil.copytree(with_experts, tmp_path / "planted"))
+    trajectories = open_run(planted).step(3).file.trajectories()
+    longest = max(range(len(trajectories)), key=lambda number: len(trajectories[number].tokens))
+
+    def change(number: int, item: Trajectory) -> Trajectory:
+        routes = item.columns["routes"].copy()
+        if number == longest:
+            routes[6, layer, 0] = next(expert for expert in range(8) if expert not in routes[6, layer])
+        return replace(item, columns={**item.columns, "routes": routes})
+
+    plant(planted, 3, change)
+    verdict = replayed(planted, 3, 3, log_probs=True)
+    told = [verdict.text, *verdict.warnings]
+    assert not verdict.good
+    assert any(said.format(longest) in text and "routes of token 6" in text for text in told), verdict
+    compared = compare_runs(with_experts, planted)
+    assert compared.text.startswith("the runs first differ at step 3 in trajectories/routes"), compared
+    assert f"at token 6 of trajectory {longest} (" in compared.text
 
 
 def test_a_changed_file_is_named_before_anything_else(copied):

@@ -6,13 +6,15 @@ import json
 import os
 import shutil
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,44 @@ def test_a_browser_shows_steps_that_end_while_it_looks(run: Path, tmp_path: Path
     assert f"step {STEPS + 2} of {STEPS}" in text
     for what in ("Memory of processes (GiB)", "Token ledger", "Timeline", "Samples", "Reward"):
         assert f">{what}" in text
+
+
+@contextmanager
+def forwarded(port: int) -> Iterator[int]:
+    """Another port whose connections go to a port of loopback, as `ssh -L` makes it."""
+
+    class Forward(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection(("127.0.0.1", port)) as other:
+                asking = threading.Thread(target=pump, args=(self.request, other), daemon=True)
+                asking.start()
+                pump(other, self.request)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+
+
+def pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def test_a_browser_behind_a_tunnel_shows_steps_that_end_while_it_looks(run: Path, tmp_path: Path) -> None:
+    """Its port, and the names of the host in its requests, are those of the tunnel's near end."""
+    page = Growing(run, tmp_path)
+    with watching(page) as url, forwarded(int(url.rpartition(":")[2])) as port:
+        assert get(f"http://localhost:{port}/?token={TOKEN}")[0] == 200
+        assert get(f"http://localhost:{port}/")[0] == 403
+        text = browse(f"http://127.0.0.1:{port}/?token={TOKEN}", tmp_path / "profile")
+    assert page.asked >= 2
+    assert f"step {STEPS + 2} of {STEPS}" in text
 
 
 def test_a_browser_loads_a_rebuilt_page(run: Path, tmp_path: Path) -> None:
