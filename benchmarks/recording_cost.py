@@ -3,7 +3,8 @@
     python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40 [key=value ...]
 
 The run has `recover.replay=true`, and every other step is not recorded. `ratio` is the median over pairs of neighbours,
-each a recorded step ÷ the mean of the steps before and after it; the first steps, which warm up, do not count.
+each a recorded step ÷ the mean of the steps before and after it; the first steps, which warm up, do not count. `waits`
+is the median share of recorded steps in which training waited for the recorder.
 """
 
 from __future__ import annotations
@@ -38,11 +39,16 @@ def main(
         with patch.multiple(Recorder, **{part: every_other(getattr(Recorder, part)) for part in _PARTS}):
             directory = train(config, [*keys, *(overrides or [])])
         lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-        seconds = {int(line["step"]): float(line["seconds/step"]) for line in lines if "seconds/step" in line}
+        steps_of = [line for line in lines if "seconds/step" in line]
+        seconds = {int(line["step"]): float(line["seconds/step"]) for line in steps_of}
+        waits = [
+            line["seconds/recording"] / line["seconds/step"] for line in steps_of if is_recorded(int(line["step"]))
+        ]
         sizes = [file.stat().st_size for file in (directory / "recover/replay").glob("*.safetensors")]
     ratios = compare(seconds)
     figures = {"ratio": round(statistics.median(ratios), 4), "ratios": [round(ratio, 4) for ratio in ratios]}
-    print(f"recorded / unrecorded = {figures['ratio']}")
+    figures["waits"] = round(statistics.median(waits[FIRST // 2 :]), 4)
+    print(f"recorded / unrecorded = {figures['ratio']}, waited {figures['waits']} of a step")
     save(name, figures | {"file_bytes": statistics.median(sizes), "seconds": seconds})
 
 

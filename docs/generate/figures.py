@@ -58,11 +58,6 @@ COMMANDS = (  # claim, hardware, command
         "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
     ),
     (
-        "Seconds of recorded steps beside unrecorded ones, in turns in one run",
-        "CPU",
-        "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40",
-    ),
-    (
         "FP8 rollouts at Qwen3-8B's shape: tokens per second beside bfloat16, log-probs, bytes and pause of updates",
         "1 H200",
         "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6",
@@ -130,7 +125,13 @@ def sections() -> Iterator[str]:
     yield TRL
     yield from table(["Seed", "areal-like, s", "TRL, s", "Ratio", "Ratio without start-up"], demo())
     yield from learning_figures.sections()
-    yield MEMORY
+    soak = read("soak_memory_cpu")
+    yield MEMORY.format(**soak)
+    head = ["Process", "Private MiB, first", "after half of the time", "at the end", "Growth, MiB per hour"]
+    yield from table(head, memory(soak["processes"]))
+    yield PREDICTIONS
+    if exists("recording_cost_cpu"):
+        yield RECORDING.format(**read("recording_cost_cpu"))
     yield NOT_RUN
     yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in COMMANDS))
 
@@ -308,6 +309,16 @@ def checkpoints() -> Iterator[Sequence[str]]:
             yield backend, device, f"{found['gib']:.1f}", link(name, f"{found['share']:.3f}")
 
 
+def memory(processes: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """Yield the memory of each process of a long run."""
+    for found in processes:
+        sizes = found["private_mib"]
+        if sizes[-1] < 5:
+            continue
+        shown = (f"{sizes[place]:.1f}" for place in (0, len(sizes) // 2, -1))
+        yield f"{found['name']} ({found.get('command', '')})", *shown, f"{found['growth_mib_per_hour']:.2f}"
+
+
 def demo() -> Iterator[Sequence[str]]:
     """Yield seconds to the target reward, per seed."""
     found = read("demo_vs_trl")
@@ -456,18 +467,17 @@ MEMORY = """
 ## Memory of a long run
 
 `python -m benchmarks.soak_memory` trains agents on two CPU cores and reads the memory of every process each minute
-([file](../benchmarks/results/soak_memory_cpu.json)). It ran one hour, beside other jobs, and trained 857 steps. The growth is the slope
-of the second half.
+([file](../benchmarks/results/soak_memory_cpu.json)). It ran {minutes} minutes, beside other jobs, and trained {steps:,} steps. The
+growth is the slope of the second half. Processes with less than 5 MiB, such as warm sandboxes, are left out.
+"""
+RECORDING = """
+## Recording steps
 
-| Process | Private memory at the end, MiB | Growth, MiB per hour |
-|---|---|---|
-| controller | 139 | 1.2 |
-| trainer ranks | 681, 681 | 0.4, 4.5 |
-| processes of the server | 510, 531, 507 | 0.1, 5.6, 0.0 |
-| processes of agents | 69, 69 | 0.5, 0.1 |
-| the process of Ray that grew most | 51 | 19.3 |
-| every other process | at most 72 | at most 1.3 |
-
+Seconds of recorded steps of the CPU example ÷ those of their unrecorded neighbours, in turns in one run
+(`python -m benchmarks.recording_cost`): [{ratio:.3f}](../benchmarks/results/recording_cost_cpu.json). Training waited for the recorder
+in {waits:.1%} of a recorded step.
+"""
+PREDICTIONS = """
 ## Memory
 
 Memory predictions are compared with measurements in [memory and planning](memory_and_planning.md).

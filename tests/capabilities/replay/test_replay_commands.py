@@ -56,6 +56,26 @@ def test_the_first_different_quantity_of_two_runs_is_the_first_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        "workflow: {code}:run\ntrain_dataset: {{path: '{code}:rows'}}\nrollout: {{max_head_offpolicyness: 2}}\n",
+        "rollout: !!python/object/apply:runpy.run_path ['{code}']\n",
+    ],
+    ids=["code", "tag"],
+)
+def test_a_hostile_configuration_is_not_executed(tmp_path, config):
+    """By whatever reads a record; only computing a step needs the code that the configuration names."""
+    for name in "ab":
+        record(tmp_path / name, 2)
+        (tmp_path / name / "config.yaml").write_text(config.format(code=tmp_path / "code.py"))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    codes = [call("replay", tmp_path / "a")[0], call("diff", tmp_path / "a", tmp_path / "b")[0]]
+    assert codes == ([2, 0] if "!!" in config else [0, 0])
+    assert open_run(tmp_path / "a").step(1).statistics
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["--step", "2", "--steps", "1:2"],
