@@ -194,7 +194,7 @@ async def counterfactual(asked: ReplayRequest, max_staleness: int | None) -> Rep
         asked.say(f"training them with {' '.join(changes) or f'samples up to {max_staleness} versions old'}")
         async with start_trainers(other, run, start, scratch) as replay:
             theirs = [each async for each in _train(replay, run, asked.last, _younger(max_staleness))]
-    return _parting(ours, theirs)
+    return _parting(ours, theirs, _bounds(other, asked.last - asked.first + 1))
 
 
 def _younger(max_staleness: int | None) -> Keep:
@@ -234,13 +234,13 @@ async def _save(replay: Replay, path: Path) -> ReplayStart:
 SHOWN = ("loss", "grad_norm")
 
 
-def _parting(ours: list[Trained], theirs: list[Trained]) -> ReplayVerdict:
+def _parting(ours: list[Trained], theirs: list[Trained], bounds: Bounds) -> ReplayVerdict:
     """Return where two trainings of the same steps part, and by how much at each step."""
     rows, parted = [], ""
     for one, other in zip(ours, theirs, strict=True):
         values = [f"{each.statistics.get(name, math.nan):.6g}" for name in SHOWN for each in (one, other)]
         rows.append([str(one.step), *values, f"{divergence(one, other):.3g}"])
-        parted = parted or _find_parting(one, other)
+        parted = parted or _find_parting(one, other, bounds)
     text = "equal bits: the settings change nothing"
     if parted:
         text = f"{parted}; after step {ours[-1].step} their KL divergence is {divergence(ours[-1], theirs[-1]):.3g}"
@@ -248,12 +248,15 @@ def _parting(ours: list[Trained], theirs: list[Trained]) -> ReplayVerdict:
     return ReplayVerdict(text, good=True, columns=columns, rows=rows)
 
 
-def _find_parting(one: Trained, other: Trained) -> str:
+def _find_parting(one: Trained, other: Trained, bounds: Bounds) -> str:
     """Return the first quantity in which a step differs, in words, "" if its weights have the same bits."""
     own, changed = one.statistics, other.statistics
     for name in dict.fromkeys((*SHOWN, *own, *changed)):
-        if own.get(name) != changed.get(name):
-            return f"the runs part at step {one.step}, first in {name} ({own.get(name)} against {changed.get(name)})"
+        before, after = own.get(name), changed.get(name)
+        if before != after:
+            rounds = None not in (before, after) and bounds.allow(abs(own[name] - changed[name]), abs(own[name]))
+            how = ", no more than rounding" if rounds else ""
+            return f"the runs part at step {one.step}, first in {name} ({before} against {after}{how})"
     return "" if one.states == other.states else f"the runs part at step {one.step}, in the weights"
 
 

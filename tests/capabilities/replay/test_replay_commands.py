@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from recorded import batch, record, write
 from typer.testing import CliRunner
 
 from areal_like.capabilities.replay import disk_cost
+from areal_like.capabilities.replay.comparison import rounding
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of
+from areal_like.capabilities.replay.verdicts import Trained, _parting
 from areal_like.commands import app
 from areal_like.core.config.load import load
 from areal_like.preflight import preflight
@@ -53,6 +56,21 @@ def test_the_first_different_quantity_of_two_runs_is_the_first_line(tmp_path):
     assert code == 1
     assert output.startswith("the runs first differ at step 2 in trajectories/logprobs")
     assert "at token 9 of trajectory 0 (group 3, sample 0)" in output.splitlines()[0]
+
+
+def test_a_parting_by_rounding_is_called_so():
+    """Two orders of a sum, as with and without `use_decoupled_loss` where no token is clipped."""
+
+    def train(loss: float, weights: str = "") -> Trained:
+        return Trained(7, {"loss": loss, "grad_norm": 0.5}, weights, np.zeros(3, np.float32))
+
+    bounds = rounding(layers=2, dtype="float32", steps=1)
+    run = train(0.0745234340429306)
+    assert "no more than rounding" in _parting([run], [train(0.0745234414935112)], bounds).text
+    far = _parting([run], [train(0.0755234340429306)], bounds).text
+    assert far.startswith("the runs part at step 7, first in loss") and "rounding" not in far
+    assert _parting([run], [run], bounds).text.startswith("equal bits")
+    assert "in the weights" in _parting([run], [replace(run, states="others")], bounds).text
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_other_settings_part_from_the_run(run, changes):
     assert [row[0] for row in verdict.rows] == ["7", "8"]
     for _, loss, other_loss, norm, other_norm, kl in verdict.rows:
         assert loss != other_loss and norm != other_norm and float(kl) > 0, verdict
+    assert "rounding" not in verdict.text
 
 
 def test_a_limit_that_no_token_reaches_changes_nothing(run):
