@@ -17,6 +17,7 @@ from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.job import Job
 from areal_like.launch import check, train
 from areal_like.metrics.console import complain
+from areal_like.run.startup_report import describe_graphs
 
 INVALID, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -54,6 +55,8 @@ def main(
     Console().print(_describe_plan(job))
     if job.sharing:
         typer.echo(job.sharing)
+    if graphs := describe_graphs(job):
+        typer.echo(graphs)
     if job.step_time:
         typer.echo(f"Predicted: {job.step_time}")
     if show_config:

@@ -11,6 +11,7 @@ from areal_like.backends.megatron.options import row_multiple
 from areal_like.backends.training.environment import rank_environment
 from areal_like.capability import describe_capabilities
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.rollout.backends import backend_of
 from areal_like.core.trainer.engine import EngineSpec
 from areal_like.core.trainer.packing import alignment_of
 from areal_like.job import Job
@@ -31,7 +32,29 @@ def startup_report(job: Job) -> Iterator[str]:
         yield f"  environment, unless set otherwise: {variables}"
     rollout = job.plan.engine("rollout")
     yield f"rollout: {rollout.backend}, {_count(len(rollout.servers), 'server')} of TP {rollout.sizes.tp}"
+    if graphs := describe_graphs(job):
+        yield f"  {graphs}"
     yield from (f"  {line}" for line in describe_capabilities(job))
+
+
+def find_captured(job: Job) -> tuple[int | None, str]:
+    """Return the most requests that a server's CUDA graphs hold, None on a CPU or if unknown, and the reason."""
+    if job.device != "cuda":
+        return None, ""
+    model = job.models.get("actor")
+    servers = job.plan.engine("rollout").sizes.dp
+    return backend_of(job.config).most_captured(job.config, servers, model.vocab_size if model else 0)
+
+
+def describe_graphs(job: Job) -> str:
+    """Describe the decoding passes that run in CUDA graphs, with the reason; "" on a CPU."""
+    most, why = find_captured(job)
+    if not why:
+        return ""
+    sizes = (
+        "the sizes of" if most is None else f"passes of up to {_count(most, 'request')} a server:" if most else "none:"
+    )
+    return f"CUDA graphs of decoding: {sizes} {why}"
 
 
 def _dimensions(plan: EnginePlan) -> str:

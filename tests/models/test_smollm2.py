@@ -55,9 +55,9 @@ def two_steps(folder: Path, model: Path, backend: str) -> Run:
     )
     settings = (
         *("actor.init_model=null", f"actor.path={model}", f"actor.backend={backend}", "actor.dtype=float32"),
-        *(f"train_dataset.path={data}", "train_dataset.split=null", "train_dataset.arithmetic=null"),
-        *("train_dataset.batch_size=2", "train_dataset.max_prompt_length=64", "valid_dataset=null"),
-        *("evaluator.at_start=false", "evaluator.at_end=false", "warm_start=null", f"total_train_steps={STEPS}"),
+        *(f"train_dataset.path={data}", "train_dataset.batch_size=2", "train_dataset.max_prompt_length=64"),
+        *("valid_dataset=null", "evaluator.freq_steps=null", "evaluator.at_start=false", "evaluator.at_end=false"),
+        *("warm_start=null", f"total_train_steps={STEPS}", "actor.mb_spec.max_tokens_per_mb=256"),
         *(
             f"reward.function={REWARD}:score",
             "gconfig.n_samples=2",

@@ -9,7 +9,7 @@ from running import CONFIG
 import allocation
 from areal_like.core.config.load import load
 from areal_like.preflight import preflight
-from areal_like.run.startup_report import _parameters, startup_report
+from areal_like.run.startup_report import _parameters, describe_graphs, startup_report
 
 
 def lines(*overrides: str, device: str = "cpu") -> list[str]:
@@ -47,6 +47,27 @@ def test_the_micro_batches_follow_from_batch_and_layout() -> None:
     assert "packs its 8 into 1 to 4 micro-batches of at most 128 tokens" in actor
     assert "packs its 16 into 1 to 4 micro-batches of at most 256 tokens" in ref
     assert "optimizer" not in ref
+
+
+def test_graphs_of_servers_are_reported_with_the_reason_for_their_size() -> None:
+    keys = ["train_dataset.batch_size=32", "rollout.max_head_offpolicyness=2", "rollout.backend=sglang:d2"]
+    keys += ["cluster.n_gpus_per_node=4"]
+    job = preflight(load(CONFIG, keys), dry_run=True).job
+    assert job is not None
+    assert describe_graphs(job) == ""  # on a CPU
+
+    def graphs(*overrides: str) -> str:
+        return describe_graphs(replace(job, config=load(CONFIG, [*keys, *overrides]).config, device="cuda"))
+
+    assert "up to 384 requests a server" in graphs() and "96 groups of 8" in graphs()
+    many = graphs("gconfig.n_samples=64")
+    assert "up to 1,536 requests a server" in many and "3,072" in many
+    for key, captured in (
+        ("sglang.max_running_requests=24", "up to 24 requests"),
+        ("sglang.extra_args.disable_cuda_graph=true", "none"),
+        ("sglang.extra_args.cuda_graph_max_bs_decode=7", "the sizes of"),
+    ):
+        assert captured in graphs(key) and key.partition("=")[0] in graphs(key)
 
 
 def test_offloaded_state_and_a_gpus_variables_are_reported() -> None:

@@ -6,6 +6,7 @@ With one, a pass of a small model takes 2 to 15 ms. A batch between two sizes ru
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from areal_like.core.config.schema import RunConfig
@@ -21,33 +22,43 @@ def graph_options(config: RunConfig, servers: int, model: Mapping[str, Any]) -> 
     if any(name.replace("-", "_") in _OPTIONS for name in config.sglang.extra_args):
         return {}
     vocabulary = (model.get("text_config") or model).get("vocab_size") or 1
-    return {"cuda-graph-bs-decode": graph_sizes(_most(config, servers, vocabulary))}
+    return {"cuda-graph-bs-decode": graph_sizes(_most(config, servers, vocabulary)[0])}
 
 
-def most_captured(config: RunConfig, servers: int, vocabulary: int) -> int | None:
-    """Return the most sequences that graphs of a server hold, 0 without graphs; None with sizes that the user set."""
+def most_captured(config: RunConfig, servers: int, vocabulary: int) -> tuple[int | None, str]:
+    """Return the most sequences that graphs of a server hold, and the reason in words.
+
+    0 without graphs, None with sizes that the user set.
+    """
     options = {name.replace("-", "_"): value for name, value in config.sglang.extra_args.items()}
-    if options.get("disable_cuda_graph") or options.get("disable_decode_cuda_graph"):
-        return 0
-    return None if options.keys() & {*_OPTIONS} else _most(config, servers, vocabulary or 1)
+    for name in ("disable_cuda_graph", "disable_decode_cuda_graph"):
+        if options.get(name):
+            return 0, f"sglang.extra_args.{name}"
+    own = next((name for name in _OPTIONS if name in options), None)
+    return (None, f"sglang.extra_args.{own}") if own else _most(config, servers, vocabulary or 1)
 
 
-def _most(config: RunConfig, servers: int, vocabulary: int) -> int:
-    return min(most_at_once(config, servers), LOGITS // (4 * vocabulary))
+def _most(config: RunConfig, servers: int, vocabulary: int) -> tuple[int, str]:
+    rows = LOGITS // (4 * vocabulary), f"logits of more exceed {LOGITS >> 20} MiB"
+    return min(most_at_once(config, servers), rows, key=itemgetter(0))
 
 
-def most_at_once(config: RunConfig, servers: int) -> int:
-    """Return the most sequences that one of the `servers` runs, at the staleness bound.
+def most_at_once(config: RunConfig, servers: int) -> tuple[int, str]:
+    """Return the most sequences that one of the `servers` runs at the staleness bound, and the reason in words.
 
     A batch that is never run is not captured either, which saves a part of the server's start.
     """
-    rollout = config.rollout
+    rollout, sglang, samples = config.rollout, config.sglang, config.gconfig.n_samples
     groups = config.prompts_per_step * (1 + rollout.max_head_offpolicyness + rollout.oversampling)
-    most = math.ceil(groups * config.gconfig.n_samples / servers)
+    most = math.ceil(groups * samples / servers), f"{groups:g} groups of {samples} at once, on {servers} in all"
     if config.evaluations:
-        most = max(most, EVALUATED)
-    limits = (rollout.max_concurrent_rollouts, config.sglang.max_running_requests, MOST_SEQUENCES)
-    return min(most, *(limit for limit in limits if limit))
+        most = max(most, (EVALUATED, "an evaluation may bring as many"), key=itemgetter(0))
+    limits = (
+        (rollout.max_concurrent_rollouts, "rollout.max_concurrent_rollouts"),
+        (sglang.max_running_requests, "sglang.max_running_requests"),
+        (MOST_SEQUENCES, f"of up to {most[0]:,} at once; larger passes need no graph"),
+    )
+    return min([most, *((limit, why) for limit, why in limits if limit)], key=itemgetter(0))
 
 
 def graph_sizes(most: int) -> Sequence[int]:

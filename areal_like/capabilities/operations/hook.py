@@ -18,9 +18,8 @@ from areal_like.capabilities.operations.waiting import explain, mostly_dropped
 from areal_like.capability import Started
 from areal_like.core.hooks import Hook, TrainingStep
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
-from areal_like.core.rollout.backends import backend_of
 from areal_like.core.types import Trajectory
-from areal_like.job import Job
+from areal_like.run.startup_report import find_captured
 
 LOOK_S = 10.0  # between two looks at a wait
 LONG_S = 600.0  # a wait that lasts as long is reported before it ends
@@ -114,15 +113,5 @@ def make_operations(started: Started) -> Operations:
         make_utilization(job),
         job.config.train_dataset.batch_size,
         bool(job.config.workflows),
-        _read_captured(job),
-    )
-
-
-def _read_captured(job: Job) -> int | None:
-    """Return the most requests that a server's CUDA graphs hold, None on a CPU."""
-    if job.device != "cuda":
-        return None
-    model = job.models.get("actor")
-    return backend_of(job.config).most_captured(
-        job.config, job.plan.engine("rollout").sizes.dp, model.vocab_size if model else 0
+        find_captured(job)[0],
     )

@@ -35,8 +35,8 @@ class ServerBackend:
     the models that it serves, empty where that is unknown, `classifiers` the models that score as in transformers, and
     `on_gpus_alone` has families that it serves only there. `cached_tokens_on_cpu` returns the size of a KV cache on a
     CPU. `call_starts` has, for some of the `tool_call_parsers`, the texts with which tool calls begin. `most_captured`
-    returns the sequences that CUDA graphs of a server hold from (config, servers, vocabulary); None where that is
-    unknown.
+    returns the sequences that CUDA graphs of a server hold from (config, servers, vocabulary), None where that is
+    unknown, and the reason in words.
     """
 
     connect: Callable[..., Server]
@@ -51,7 +51,7 @@ class ServerBackend:
     cached_tokens_on_cpu: Callable[[RunConfig], int] = lambda config: config.context_length
     tool_call_parsers: Callable[[], Sequence[str]] = list
     call_starts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    most_captured: Callable[[RunConfig, int, int], int | None] = lambda config, servers, vocabulary: None
+    most_captured: Callable[[RunConfig, int, int], tuple[int | None, str]] = lambda config, servers, words: (None, "")
 
 
 @cache
