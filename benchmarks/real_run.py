@@ -3,17 +3,16 @@
     python -m benchmarks.real_run servers --config examples/math/gsm8k_smollm2.yaml [key=value ...]
     python -m benchmarks.real_run run --config examples/math/gsm8k_smollm2.yaml [key=value ...]
 
-`servers` starts SGLang's own `launch_server` and the engine's server on one GPU with the same options, then loads one
-after the other with the prompts of the run. Responses end naturally and have log-probs. A closed loop keeps a number of
-requests running: a bare HTTP client for both servers, then the engine's own client. The processes of the idle server
-are stopped meanwhile. `run` executes the job and reads the log of its server. Figures are tokens per second, and
-milliseconds per decoding pass, by the number of running requests.
+`servers` starts SGLang's own `launch_server` and the engine's server with the same options on one GPU, or on a CPU,
+where SGLang needs `benchmarks/plain_launcher.py`. It loads one after the other with the prompts of the run. Responses
+end naturally and have log-probs. A closed loop keeps a number of requests running: a bare HTTP client for both servers,
+then the engine's own client. The processes of the idle server are stopped meanwhile. `run` executes the job and reads
+the log of its server. Figures are tokens per second, and milliseconds per decoding pass, by the number of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import math
 import os
@@ -28,6 +27,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,11 +44,15 @@ from areal_like.core.config.schema import RunConfig
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
+from areal_like.job import Job
+from areal_like.launch import check
 from areal_like.run.model_files import model_directory
+from benchmarks.demo import MARK, watched
 from benchmarks.report import save
 
 app = typer.Typer(add_completion=False)
 LIMIT_S = 600.0
+PROMPTS = 2048
 BEST = (  # settings of SGLang's own server, in place of the engine's rule for prefills
     *("--enable-prefill-delayer", "--prefill-delayer-queue-min-ratio", "0.1"),
     *("--prefill-delayer-max-delay-passes", "32", "--prefill-delayer-max-delay-ms", "1000"),
@@ -68,9 +72,9 @@ type Post = Callable[[Sequence[int]], Awaitable[int]]
 @app.command()
 def servers(config: Config, overrides: Overrides = None, running: str = "64,384,1024", rounds: int = 2) -> None:
     """Measure servers and clients without a run."""
-    run = load(config, overrides or []).config
+    job = check(load(config, overrides or []), dry_run=True)
     with run_lifetime(secrets.token_hex(6)) as folder:
-        rows = asyncio.run(_measure(run, folder, [int(each) for each in running.split(",")], rounds))
+        rows = asyncio.run(_measure(job, folder, [int(each) for each in running.split(",")], rounds))
     totals: dict[tuple[str, int], list[float]] = defaultdict(list)
     for row in rows:
         totals[row["side"], row["level"]].append(row["tokens_per_s"])
@@ -82,18 +86,19 @@ def servers(config: Config, overrides: Overrides = None, running: str = "64,384,
         for side, found in speed.items()
     }
     print(json.dumps({"tokens_per_s": speed, "share_of_unpatched": shares}))
-    model = Path(run.actor.path or "").name
-    save("real_run_servers", {"model": model, "tokens_per_s": speed, "share_of_unpatched": shares, "rows": rows})
+    figures = {"model": Path(job.config.actor.path or "").name, "tokens_per_s": speed, "share_of_unpatched": shares}
+    save(f"real_run_servers_{job.device}", figures | {"rows": rows})
 
 
-async def _measure(run: RunConfig, folder: Path, levels: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+async def _measure(job: Job, folder: Path, levels: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     """Load SGLang's own server, the engine's, and the engine's through its client, in turns."""
+    run = job.config
     model, token = await model_directory(run, folder), secrets.token_hex(16)
-    prompts = read_prompts(run, model)
-    arguments = server_arguments(run, model, ParallelSizes(), "cuda")
+    prompts = [prompt.tokens for prompt in islice(job.train_prompts, PROMPTS)]
+    arguments = server_arguments(run, model, ParallelSizes(), job.device)
     logs = {name: folder / f"{name}.log" for name in ("unpatched", "engine")}
     own = SGLangServer(ServerSpec("engine", arguments, logs["engine"], token, None, LIMIT_S), "127.0.0.1")
-    with unpatched(arguments, token, logs["unpatched"]) as (plain, process):
+    with unpatched(arguments, token, logs["unpatched"], job.device) as (plain, process):
         urls = dict(zip(logs, await asyncio.gather(ready(plain, token), own.start()), strict=True))
         groups = {"unpatched": process.pid, "engine": own._process.pid}
         rows = []
@@ -105,7 +110,7 @@ async def _measure(run: RunConfig, folder: Path, levels: Sequence[int], rounds: 
                 await pool.servers[0].load(str(model), 0, LIMIT_S)
             sides = {name: (name, bare_post(session, url, run), 1) for name, url in urls.items()}
             sides["client"] = ("engine", pool_post(pool, run), run.gconfig.n_samples)
-            for level, _ in itertools.product(levels, range(rounds)):
+            for level, _ in product(levels, range(rounds)):
                 for side, (server, post, samples) in sides.items():
                     with only(groups, server):
                         figures = await measured(logs[server], post, prompts, max(1, level // samples))
@@ -125,21 +130,6 @@ def only(groups: Mapping[str, int], name: str) -> Iterator[None]:
     finally:
         for group in others:
             os.killpg(group, signal.SIGCONT)
-
-
-def read_prompts(run: RunConfig, model: Path) -> list[list[int]]:
-    """Return the prompts of the training data as token ids."""
-    import pyarrow.parquet as pq
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    rows = pq.read_table(str(run.train_dataset.path)).to_pylist()[:2048]
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": row["question"]}], add_generation_prompt=True, return_dict=False
-        )
-        for row in rows
-    ]
 
 
 @contextmanager
@@ -257,15 +247,16 @@ def run(
     """Execute the job for at most `limit` seconds; report its curve, and its servers' passes by running requests."""
     words = ["examples/math/gsm8k_rl.py", "--config", str(config), *(overrides or [])]
     words += [f"cluster.fileroot={folder}", "trial_name=t"]
-    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}"}
+    environment = {**os.environ, "PYTHONPATH": f"{os.getcwd()}:{os.environ.get('PYTHONPATH', '')}", MARK: str(folder)}
     start = time.time()
     process = subprocess.Popen([sys.executable, *words], env=environment)
-    try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        code = process.wait()
-    figures = {"exit_code": code, "seconds": round(time.time() - start, 1)}
+    used = watched(process, str(folder), limit)
+    code = process.wait()
+    figures = {
+        "exit_code": code,
+        "seconds": round(time.time() - start, 1),
+        "cpu_seconds": round(max(used.values(), default=0.0)),  # of all processes
+    }
     for file in folder.rglob("metrics.jsonl"):
         examples = _evaluated(load(config, overrides or []).config)
         figures |= curve([json.loads(line) for line in file.read_text().splitlines()], examples)

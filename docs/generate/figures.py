@@ -46,7 +46,40 @@ SHARED = {
     "shared_prompts_fsdp_0.6b_h200": "FSDP",
 }
 
+_EXPERTS = (  # 5.8B
+    "python -m benchmarks.expert_settings --config examples/math/gsm8k_grpo_qwen3_0.6b.yaml --rounds 3 --name {} --arms {} "
+    "train_dataset.path=arithmetic train_dataset.batch_size=8 actor.init_model.hidden_size=2048 "
+    "actor.init_model.num_hidden_layers=16 actor.init_model.num_attention_heads=32 actor.init_model.num_key_value_heads=4 "
+    "actor.init_model.intermediate_size=6144 actor.init_model.tie_word_embeddings=false actor.init_model.num_experts=64 "
+    "actor.init_model.num_experts_per_tok=8 actor.init_model.moe_intermediate_size=768"
+)
+_REAL = "python -m benchmarks.real_run {} --config examples/{}.yaml"
 COMMANDS = (  # claim, hardware, command
+    (
+        "Rollouts of SmolLM2-135M beside unpatched SGLang: the engine's server ≥ 0.97, its client ≥ 0.90",
+        "1 H200",
+        _REAL.format("servers", "math/gsm8k_smollm2") + " --running 384,1024 --rounds 3",
+    ),
+    (
+        "GSM8K with SmolLM2-135M in one lease: accuracy, start, tokens per second (repeat with `seed=2` and `seed=3`)",
+        "1 H200",
+        _REAL.format("run", "math/gsm8k_smollm2") + " --limit 1500 --name gsm8k_smollm2_seed1 seed=1",
+    ),
+    (
+        "Reversing sentences with SmolLM2-135M: reward ≥ 0.8",
+        "1 H200",
+        _REAL.format("run", "reverse_text/reverse_smollm2") + " --limit 900 --name reverse_text_smollm2",
+    ),
+    (
+        "Sorting names in three turns with SmolLM2-135M",
+        "1 H200",
+        _REAL.format("run", "alphabet_sort/sort_smollm2") + " --limit 900 --name alphabet_sort_smollm2",
+    ),
+    (
+        "Routers of 64 experts in a fused kernel, beside the default",
+        "1 H200",
+        _EXPERTS.format("experts_router_h200", "'all 16k,all 16k router'"),
+    ),
     (
         "Updates of a model with 64 experts (5.8B): pause, share of the link's speed, by IPC handles",
         "1 H200",

@@ -28,9 +28,16 @@ def test_a_script_accepts_its_command(command: str) -> None:
         assert not [found for found in load(ROOT / words[2], words[3:]).warnings if found]
         return
     assert words[:2] == ["python", "-m"]
-    module, app = import_module(words[2]), typer.Typer()
-    app.command()(module.main)
-    parsed = typer.main.get_command(app).make_context(words[2], words[3:])
+    module = import_module(words[2])
+    if hasattr(module, "app"):  # several commands
+        command = typer.main.get_command(module.app).commands[words[3]]
+        parsed = command.make_context(words[3], words[4:])
+    else:
+        app = typer.Typer()
+        app.command()(module.main)
+        parsed = typer.main.get_command(app).make_context(words[2], words[3:])
+    if "config" in parsed.params and "overrides" in parsed.params:
+        load(ROOT / parsed.params["config"], parsed.params["overrides"] or [])
     for shape in filter(None, (parsed.params.get("shape"), *str(parsed.params.get("shapes") or "").split(","))):
         from benchmarks.memory import SHAPES
 

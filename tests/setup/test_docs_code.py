@@ -21,7 +21,7 @@ from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*/README.md"))]
 BASE = ROOT / "examples/math/gsm8k_grpo_cpu.yaml"
 MAKE = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 EXAMPLE = "areal_like.capabilities.long_responses"  # which a test adds to a copy of the tree

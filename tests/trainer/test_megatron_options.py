@@ -55,7 +55,11 @@ def test_checking_names_imports_neither_torch_nor_megatron():
         ("moe_router_load_balancing_type", ["aux_loss", "quantile_balancing"], "quantile_balancing is not one of"),
         ("cuda_graph_modules", ["attn"], "packed micro-batches have different shapes"),
         ("enable_cuda_graph", True, "packed micro-batches have different shapes"),
+        ("cuda_graph_scope", ["attn"], "packed micro-batches have different shapes"),
         ("delay_wgrad_compute", True, "without the trainer's output layer"),
+        ("overlap_moe_expert_parallel_comm", True, "without the trainer's output layer"),
+        ("moe_permute_fusion", True, "needs a GPU"),
+        ("moe_router_fusion", True, "needs a GPU"),
         ("recompute_modules", ["mlp"], "is set by actor.megatron.recompute_modules"),
         ("overlap_grad_reduce", True, "is set by actor.megatron.overlap_grad_reduce"),
         ("fp8_param", True, "the weights in actor.dtype"),
@@ -97,6 +101,14 @@ def test_a_fused_auxiliary_loss_which_counts_padding_is_refused():
     loss = {"moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.01}
     assert "counts padding" in problems({**loss, "moe_router_fusion": True}, "cuda")["moe_router_fusion"]
     assert problems({**loss, "moe_router_fusion": False}, "cuda") == problems({"moe_router_fusion": True}, "cuda") == {}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_kernels_of_a_gpu_are_on_by_default_where_they_are_quicker(device):
+    options = transformer_options(ActorConfig(), device=device, pipelined=False, interleaved=False)
+    assert options["moe_permute_fusion"] is (device == "cuda")
+    assert options["moe_grouped_gemm"] is True
+    assert not options.get("moe_router_fusion")  # it cannot replay experts
 
 
 def test_a_fusion_is_fine_where_there_is_a_gpu():
