@@ -1,7 +1,7 @@
 """Writes which options the pinned SGLang and Megatron-core have, next to their readers: part of `make lock`.
 
 A configuration is checked against these tables in a moment, without importing either library. A row is
-`name: {"types": [...], "choices": [...], "field": ...}`; areal_like/core/config/options.py reads it.
+`name: {"types": [...], "choices": [...], "field": ...}`; areal_like/backends/options.py reads it.
 """
 
 from __future__ import annotations

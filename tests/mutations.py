@@ -37,7 +37,7 @@ def mutate() -> None:
         for function in (logprobs._OfLogits, logprobs._OfHidden):
             function.backward = staticmethod(_first_wrong(function.backward, lambda: True))
     if kind == "loss":
-        from areal_like.core.trainer import base
+        from areal_like.backends.training import base
 
         base.of_tokens = _first_wrong(base.of_tokens, lambda: True)  # type: ignore[attr-defined]
 

@@ -42,7 +42,7 @@ def dequantize(source: Path, target: Path) -> str:
     except ConfigError as error:
         raise CheckpointError("\n".join(found.message for found in error.findings)) from error
 
-    from areal_like.core.trainer.hf_checkpoint import fill_checkpoint
+    from areal_like.backends.training.hf_checkpoint import fill_checkpoint
 
     with appearing(target) as partial:
         if partial is None:

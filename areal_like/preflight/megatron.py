@@ -9,9 +9,9 @@ from allocation.families import families_with
 from allocation.model_spec import ModelSpec
 from allocation.plan import ParallelSizes
 from areal_like.backends.megatron.options import check_overrides, row_multiple
+from areal_like.backends.options import option_finding
 from areal_like.backends.training.environment import attention_environment
 from areal_like.core.config.findings import finding, warn_ignored
-from areal_like.core.config.options import option_finding
 from areal_like.core.config.schema import PRECISIONS, MegatronConfig
 from areal_like.core.trainer.packing import sequence_alignment
 from areal_like.preflight.view import RoleView

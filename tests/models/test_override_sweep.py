@@ -20,8 +20,8 @@ from allocation import ParallelSizes
 from areal_like.backends.megatron import parallel
 from areal_like.backends.megatron.bridges.support import BRIDGES
 from areal_like.backends.megatron.options import TABLE
+from areal_like.backends.options import Option, read_options
 from areal_like.core.algorithms.losses import sft
-from areal_like.core.config.options import Option, read_options
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import LossSpec
 

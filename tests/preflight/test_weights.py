@@ -4,10 +4,10 @@ import shutil
 import pytest
 
 from allocation.model_spec import load_model
+from areal_like.backends.training.hf_checkpoint import copy_descriptions
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
-from areal_like.core.trainer.hf_checkpoint import copy_descriptions
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 from areal_like.preflight.weights import check_weights

@@ -68,8 +68,6 @@ CORE_ORDER = [
 UP = {
     "areal_like.core.loop.loop": {"areal_like.metrics.record"},
     "areal_like.core.loop.step": {"areal_like.metrics.record"},
-    "areal_like.core.trainer.base": {"areal_like.backends.training.lora"},
-    "areal_like.core.trainer.device_batch": {"areal_like.backends.training.image_inputs"},
 }
 # The same of allocation/.
 COMPILER_ORDER = [

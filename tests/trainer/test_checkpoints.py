@@ -31,8 +31,8 @@ from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.backends.megatron.optimizer_shards import boxes, halves, join_halves
+from areal_like.backends.training.hf_checkpoint import in_buckets, write_checkpoint
 from areal_like.backends.training.host_copies import HostCopies
-from areal_like.core.trainer.hf_checkpoint import in_buckets, write_checkpoint
 
 ONE = ParallelSizes()
 DP2 = ParallelSizes(dp=2, edp=2)
@@ -202,7 +202,7 @@ def environment(process: psutil.Process) -> dict[str, str]:
 
 def test_weights_reach_the_host_one_by_one(tmp_path, models, monkeypatch):
     """Neither the writer nor a bucket keeps a weight on its device when the next one is made."""
-    monkeypatch.setattr("areal_like.core.trainer.hf_checkpoint._SHARD_BYTES", 20_000)
+    monkeypatch.setattr("areal_like.backends.training.hf_checkpoint._SHARD_BYTES", 20_000)
     alive = weakref.WeakSet()
 
     class OnDevice(torch.Tensor):
@@ -282,7 +282,7 @@ def test_an_unfinished_checkpoint_is_where_it_is_told_to_be(tmp_path, models):
 
 
 def test_large_checkpoints_are_sharded_and_replace_old_ones(tmp_path, models, monkeypatch):
-    monkeypatch.setattr("areal_like.core.trainer.hf_checkpoint._SHARD_BYTES", 20_000)
+    monkeypatch.setattr("areal_like.backends.training.hf_checkpoint._SHARD_BYTES", 20_000)
     weights = load_file(models["tied"] / "model.safetensors")
     for _ in range(2):
         write_checkpoint(tmp_path / "out", iter(weights.items()), models["tied"], "float32")

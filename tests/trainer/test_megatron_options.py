@@ -9,6 +9,7 @@ import pytest
 
 from allocation import ParallelSizes
 from areal_like.backends.megatron.options import TABLE, check_overrides, transformer_options
+from areal_like.backends.options import read_options
 from areal_like.backends.training.environment import (
     DETERMINISTIC,
     apply_environment,
@@ -16,7 +17,6 @@ from areal_like.backends.training.environment import (
     local_interface,
     rank_environment,
 )
-from areal_like.core.config.options import read_options
 from areal_like.core.config.schema import ActorConfig, EngineConfig, MegatronConfig, OptimizerConfig
 from areal_like.core.trainer.engine import EngineSpec
 

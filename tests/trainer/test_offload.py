@@ -10,8 +10,8 @@ from trainer_jobs import CPU, GPU, Setting, three_steps, three_steps_with_offloa
 from trainer_ranks import Ranks
 
 from allocation import ParallelSizes
-from areal_like.core.trainer import offload
-from areal_like.core.trainer.offload import DeviceMemory
+from areal_like.backends.training import offload
+from areal_like.backends.training.offload import DeviceMemory
 
 pytestmark = pytest.mark.covers("offload")
 

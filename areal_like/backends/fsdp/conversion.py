@@ -10,9 +10,9 @@ from transformers import AutoConfig
 
 from areal_like.backends.fsdp.checkpoint_names import empty_model, head_name, in_checkpoint
 from areal_like.backends.megatron.distributed import check_description
+from areal_like.backends.training.hf_checkpoint import fill_checkpoint
 from areal_like.backends.training.value_head import HEAD_NAME
 from areal_like.core.errors import CheckpointError
-from areal_like.core.trainer.hf_checkpoint import fill_checkpoint
 
 _MODEL = "model."  # begins the name of each of the model's tensors in a checkpoint
 

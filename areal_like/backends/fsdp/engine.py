@@ -33,15 +33,15 @@ from areal_like.backends.fsdp.grid import make_grid
 from areal_like.backends.fsdp.model import sharded_model, take_weights
 from areal_like.backends.fsdp.probe import check_packing
 from areal_like.backends.fsdp.vision import Vision
+from areal_like.backends.training.base import BaseEngine
+from areal_like.backends.training.means import global_means
+from areal_like.backends.training.process import join
+from areal_like.backends.training.saving import Saving
 from areal_like.backends.training.value_head import HEAD_NAME
 from areal_like.core.trainer import packing
-from areal_like.core.trainer.base import BaseEngine
 from areal_like.core.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.core.trainer.logprobs import log_probs_and_entropy
-from areal_like.core.trainer.means import global_means
-from areal_like.core.trainer.process import join
-from areal_like.core.trainer.saving import Saving
 from areal_like.core.types import Batch, LossSpec
 
 
@@ -234,7 +234,7 @@ class FSDPEngine(BaseEngine):
             model=self._spec.shape,
         )
         part = cache(lambda i: self._grid.part(pack(i)))
-        return DeviceBatches(count, part, batch, wanted, self.device, reader)
+        return DeviceBatches(count, part, batch, wanted, self.device, reader and reader.inputs)
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
         with torch.no_grad(), self._hooks.during_pass():

@@ -139,7 +139,7 @@ def _compute_packed(
     _, pack = packing.packs(batch, mb_spec, dp=1, dp_rank=0, alignment=spec.sizes.cp)
     wanted = batch.fields["loss_mask"] > 0
     part = grid.part(pack(0))
-    micro_batch = to_device(part, batch, wanted, device, None if vision is None else vision.reader)
+    micro_batch = to_device(part, batch, wanted, device, None if vision is None else vision.reader.inputs)
     logits = model(
         input_ids=micro_batch.tokens,
         position_ids=micro_batch.positions,

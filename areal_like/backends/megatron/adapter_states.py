@@ -12,7 +12,7 @@ from torch import Tensor, UntypedStorage
 from areal_like.backends.megatron import optimizer as megatron_optimizer
 from areal_like.backends.megatron.checkpoint import create_state
 from areal_like.backends.megatron.optimizer import gather_weights, loss_scale, parts, set_loss_scale
-from areal_like.core.trainer.offload import bytes_of
+from areal_like.backends.training.offload import bytes_of
 
 
 @dataclass

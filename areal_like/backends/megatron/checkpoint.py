@@ -26,7 +26,7 @@ from torch.distributed import checkpoint
 from areal_like.backends.megatron import lora, optimizer_shards
 from areal_like.backends.megatron.optimizer import loss_scale, parts, set_loss_scale
 from areal_like.backends.training.host_copies import HostCopies
-from areal_like.core.trainer.saving import Saving
+from areal_like.backends.training.saving import Saving
 
 optimizer_shards.install()
 

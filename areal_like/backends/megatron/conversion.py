@@ -21,11 +21,11 @@ from areal_like.backends.megatron.bridges.support import BRIDGES
 from areal_like.backends.megatron.cpu import cuda as cpu
 from areal_like.backends.megatron.distributed import DESCRIPTIONS, TENSORS, read_weights
 from areal_like.backends.megatron.options import transformer_options
+from areal_like.backends.training.hf_checkpoint import copy_descriptions, fill_checkpoint
 from areal_like.core.config.schema import EngineConfig
 from areal_like.core.errors import CheckpointError
 from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
-from areal_like.core.trainer.hf_checkpoint import copy_descriptions, fill_checkpoint
 
 cpu.install()  # before anything imports megatron.core
 # isort: split

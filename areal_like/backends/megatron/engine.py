@@ -14,9 +14,9 @@ from torch import Tensor
 
 from areal_like.backends.megatron.cpu import cuda as cpu
 from areal_like.backends.megatron.options import row_multiple, transformer_options
+from areal_like.backends.training.base import BaseEngine
 from areal_like.backends.training.lora import Adapter
 from areal_like.core.trainer import packing
-from areal_like.core.trainer.base import BaseEngine
 from areal_like.core.trainer.device_batch import DeviceBatch, DeviceBatches
 from areal_like.core.trainer.engine import EngineSpec, Part, Rendezvous
 from areal_like.core.types import Batch, LossSpec
@@ -227,7 +227,7 @@ class MegatronEngine(BaseEngine):
             model=self._spec.shape,
             meet=packing.ranks_meet("megatron", sizes),
         )
-        return DeviceBatches(*packs, batch, wanted, self.device, self._reader)
+        return DeviceBatches(*packs, batch, wanted, self.device, self._reader and self._reader.inputs)
 
     def _sum_over_context(self, tensor: Tensor) -> Tensor:
         return parallel.sum_over_context(tensor)

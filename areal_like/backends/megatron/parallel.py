@@ -14,8 +14,8 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
 from torch.distributed.nn.functional import all_reduce
 
+from areal_like.backends.training.process import join
 from areal_like.core.trainer.engine import Rendezvous
-from areal_like.core.trainer.process import join
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from areal_like.core.trainer.means import global_means
+from areal_like.backends.training.means import global_means
 
 
 def means(parts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, float]:

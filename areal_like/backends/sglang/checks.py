@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
+from areal_like.backends.options import option_finding
 from areal_like.backends.sglang.options import DETERMINISTIC_ATTENTION, check_server_options, is_on
 from areal_like.core.config.findings import finding
-from areal_like.core.config.options import option_finding
 from areal_like.core.config.schema import RunConfig, SGLangConfig
 from areal_like.core.types import Device
 from areal_like.data.processor import SEES_WHOLE_IMAGES

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from areal_like.backends.options import OptionProblem, read_options
 from areal_like.backends.sglang.architectures import read_config
 from areal_like.backends.sglang.decode_graphs import graph_options
 from areal_like.backends.sglang.patch import SCORE, all_patches
 from areal_like.core.config.findings import nearest_words
-from areal_like.core.config.options import OptionProblem, read_options
 from areal_like.core.config.schema import ChatJudgeConfig, RewardModelConfig, RunConfig, TeacherConfig
 
 if TYPE_CHECKING:

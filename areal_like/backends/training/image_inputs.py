@@ -17,6 +17,7 @@ from torch import Tensor
 
 from areal_like.core.columns import Column, declare
 from areal_like.core.images import ImageError, Images, decode, draw
+from areal_like.core.trainer.device_batch import ImageInputs
 from areal_like.core.types import Batch, Ints
 
 SAMPLED = 3  # image tokens in a row that a model may have sampled, which are words as any other; an image takes more
@@ -35,21 +36,6 @@ class ProcessedImage:
 
     arguments: Mapping[str, Tensor]
     tokens: int
-
-
-@dataclass(frozen=True)
-class ImageInputs:
-    """The images of a micro-batch.
-
-    `arguments` are passed to the model; there is always an image, because ranks compute the tower together. `rows` are
-    the rows of the tower's output that stand for the micro-batch's image tokens, in order; -1 for an image token that a
-    model sampled. `positions` `[4, 1, t]` are the text's and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
-    """
-
-    arguments: Mapping[str, Tensor]
-    rows: NDArray[np.int64]
-    positions: NDArray[np.int64] | None
-    kinds: NDArray[np.int64]
 
 
 @dataclass(frozen=True)

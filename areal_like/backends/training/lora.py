@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from areal_like.backends.training.hf_checkpoint import complete_directory, save_tensors
 from areal_like.core.config.schema import ALL_LINEAR
 from areal_like.core.trainer.engine import EngineSpec, LoRA
-from areal_like.core.trainer.hf_checkpoint import complete_directory, save_tensors
 
 
 class Adapter(NamedTuple):

@@ -12,7 +12,7 @@ from areal_like.capabilities.replay.digests import CHUNK, Digest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal_like.core.trainer.base import BaseEngine
+    from areal_like.backends.training.base import BaseEngine
 
 
 def describe_state(engine: BaseEngine) -> dict[str, Any]:

@@ -16,11 +16,13 @@ from allocation.diagnostics import Finding, Severity, Source
 from areal_like.core.config.adapters import check_adapters
 from areal_like.core.config.findings import ConfigError, Origins, finding
 from areal_like.core.config.keys import annotation_of, is_below, members, takes_text, value_at
-from areal_like.core.config.renamed import RENAMED, rename_keys
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.config.secrets import MASK, find_masked_keys, mask
 from areal_like.core.config.validate import first_causes, unknown_key, validate, wrong_keys
 
+RENAMED: Mapping[str, str] = {
+    "weight_update.ahead_mb": "weight_update.prefetch_mb"
+}  # an old name works for one release
 COMMAND_LINE = "command line"
 PYTHON = "given from Python"
 THE_TIME = "the start time"
@@ -219,3 +221,23 @@ def _parse(value: str, annotation: Any) -> Any:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":  # quotes that Hydra would have wanted
         return value[1:-1]
     return value
+
+
+def rename_keys(data: dict[str, Any], places: dict[str, str]) -> Iterator[Finding]:
+    """Move the values of old keys to the new ones, in place; yield a warning for each, or an error if both are set."""
+    for old, new in RENAMED.items():
+        section, _, leaf = old.rpartition(".")
+        values: Any = data
+        for name in section.split("."):
+            values = values.get(name) if isinstance(values, dict) else None
+        if not isinstance(values, dict) or leaf not in values:
+            continue
+        renamed = new.rpartition(".")[2]
+        if renamed in values:
+            message = f"{old} is the old name of {new}, which is set too"
+            yield finding("CONFIG-RENAMED", old, message, f"remove {old}")
+            continue
+        values[renamed] = values.pop(leaf)
+        places[new] = places.pop(old, places.get(section, ""))
+        message, help = f"this key is now {new}; the old name works for one release", f"write {new}"
+        yield finding("CONFIG-RENAMED", new, message, help, severity=Severity.WARNING)

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_like.backends.training.image_inputs import ImageInputs, ImageReader
 from areal_like.core.columns import Use, column_of
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.ahead import find_ahead
@@ -29,8 +28,27 @@ class DeviceKeys:
 
 
 @dataclass(frozen=True)
+class ImageInputs:
+    """The images of a micro-batch.
+
+    `arguments` are passed to the model; there is always an image, because ranks compute the tower together. `rows` are
+    the rows of the tower's output that stand for the micro-batch's image tokens, in order; -1 for an image token that a
+    model sampled. `positions` `[4, 1, t]` are the text's and M-RoPE's, and `kinds` `[1, t]` 1 at image tokens.
+    """
+
+    arguments: Mapping[str, Tensor]
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int64] | None
+    kinds: NDArray[np.int64]
+
+
+type ReadImages = Callable[[NDArray[np.int64], NDArray[np.int64], Batch], ImageInputs]
+"""Returns the images of the tokens at some places of a batch, -1 for padding, given these tokens' positions."""
+
+
+@dataclass(frozen=True)
 class DeviceImages:
-    """`image_inputs.ImageInputs` on the device, without positions; `sampled`: some of the `rows` are -1."""
+    """ImageInputs on the device, without positions; `sampled`: some of the `rows` are -1."""
 
     arguments: Mapping[str, Tensor]
     rows: Tensor
@@ -101,7 +119,7 @@ class DeviceBatches:
     """Micro-batches that are packed and copied when an iterator reaches them, while the device computes the one before.
 
     Each of several iterators copies its own; `pack` gives the i-th of `count` and remembers it. `wanted` is
-    `[tokens of the batch]`, where a prediction is to be looked at. `reader` makes the images of a model that takes any.
+    `[tokens of the batch]`, where a prediction is to be looked at. `read_images` is of a model that takes any.
     `looks_ahead`: a layer for multi-token prediction is trained.
     """
 
@@ -110,7 +128,7 @@ class DeviceBatches:
     batch: Batch
     wanted: NDArray[np.bool]
     device: torch.device
-    reader: ImageReader | None = None
+    read_images: ReadImages | None = None
     looks_ahead: bool = False
 
     def __len__(self) -> int:
@@ -118,7 +136,7 @@ class DeviceBatches:
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         packs = map(self.pack, range(self.count))
-        others = self.device, self.reader, self.looks_ahead
+        others = self.device, self.read_images, self.looks_ahead
         return (to_device(pack, self.batch, self.wanted, *others) for pack in packs)
 
     @property
@@ -139,10 +157,10 @@ def to_device(
     batch: Batch,
     wanted: NDArray[np.bool],
     device: torch.device,
-    reader: ImageReader | None = None,
+    read_images: ReadImages | None = None,
     looks_ahead: bool = False,
 ) -> DeviceBatch:
-    """Copy a micro-batch; `wanted`, `reader` and `looks_ahead` are DeviceBatches's."""
+    """Copy a micro-batch; `wanted`, `read_images` and `looks_ahead` are DeviceBatches's."""
     here = wanted[pack.targets]
     rows, targets = pack.rows[here], pack.targets[here]
     of_labels = _columns_at(targets, batch, "sampling", "label")
@@ -153,7 +171,7 @@ def to_device(
         # from pageable memory the host would wait for the copy, and so for all kernels that were launched before it
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
-    keys, images = pack.keys, None if reader is None else reader.inputs(pack.places, pack.positions, batch)
+    keys, images = pack.keys, None if read_images is None else read_images(pack.places, pack.positions, batch)
     positions = pack.positions[None] if images is None or images.positions is None else images.positions
     return DeviceBatch(
         tokens=copy(pack.tokens)[None],

@@ -5,10 +5,14 @@ several fields lives in `preflight/`, so that all of its findings come together.
 """
 
 from areal_like.core.config.ignored import Ignored, Place
-from areal_like.core.config.schema.actor import ALL_LINEAR, ActorConfig, BehaviourMode, KLEstimator, NormConfig
-from areal_like.core.config.schema.adapters import AdapterConfig
-from areal_like.core.config.schema.backends import PRECISIONS, FSDPConfig, MegatronConfig, RecomputedModule
-from areal_like.core.config.schema.chat_judge import ChatJudgeConfig
+from areal_like.core.config.schema.actor import (
+    ALL_LINEAR,
+    ActorConfig,
+    AdapterConfig,
+    BehaviourMode,
+    KLEstimator,
+    NormConfig,
+)
 from areal_like.core.config.schema.data import (
     ArithmeticConfig,
     DatasetConfig,
@@ -28,8 +32,14 @@ from areal_like.core.config.schema.outputs import (
     SwanLabConfig,
     WandBConfig,
 )
-from areal_like.core.config.schema.rewards import JudgeConfig, RewardConfig, RewardModelConfig, RewardPartConfig
-from areal_like.core.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig, SchedulingStrategyConfig
+from areal_like.core.config.schema.rewards import (
+    ChatJudgeConfig,
+    JudgeConfig,
+    RewardConfig,
+    RewardModelConfig,
+    RewardPartConfig,
+    TeacherConfig,
+)
 from areal_like.core.config.schema.rollout import (
     MOST_KEPT,
     OWN_FILES,
@@ -40,13 +50,20 @@ from areal_like.core.config.schema.rollout import (
     WeightUpdateConfig,
 )
 from areal_like.core.config.schema.run import SCORERS, RunConfig, evaluation_name
-from areal_like.core.config.schema.teacher import TeacherConfig
 from areal_like.core.config.schema.trainer import (
+    PRECISIONS,
+    CriticConfig,
     DType,
     EngineConfig,
+    FSDPConfig,
     InitModelConfig,
+    MegatronConfig,
     MicroBatchConfig,
     OptimizerConfig,
+    RecomputedModule,
+    ReferenceConfig,
+    RoleConfig,
+    SchedulingStrategyConfig,
     TrainerRole,
     WarmStartConfig,
 )

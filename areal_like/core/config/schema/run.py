@@ -9,15 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from areal_like.core.config.added import takes_keys
-from areal_like.core.config.schema.actor import ActorConfig
-from areal_like.core.config.schema.adapters import Adapters
-from areal_like.core.config.schema.backends import MegatronConfig
-from areal_like.core.config.schema.chat_judge import ChatJudgeConfig
+from areal_like.core.config.schema.actor import ActorConfig, Adapters
 from areal_like.core.config.schema.data import EvaluationConfig, EvaluatorConfig, TrainDatasetConfig, ValidDatasetConfig
 from areal_like.core.config.schema.machines import ClusterConfig, SchedulerConfig
 from areal_like.core.config.schema.outputs import RecoverConfig, SaverConfig, StatsLoggerConfig
-from areal_like.core.config.schema.rewards import RewardConfig, RewardModelConfig
-from areal_like.core.config.schema.roles import CriticConfig, ReferenceConfig, RoleConfig
+from areal_like.core.config.schema.rewards import ChatJudgeConfig, RewardConfig, RewardModelConfig, TeacherConfig
 from areal_like.core.config.schema.rollout import (
     SERVER_RESERVE,
     GenerationConfig,
@@ -25,8 +21,16 @@ from areal_like.core.config.schema.rollout import (
     SGLangConfig,
     WeightUpdateConfig,
 )
-from areal_like.core.config.schema.teacher import TeacherConfig
-from areal_like.core.config.schema.trainer import EngineConfig, OptimizerConfig, TrainerRole, WarmStartConfig
+from areal_like.core.config.schema.trainer import (
+    CriticConfig,
+    EngineConfig,
+    MegatronConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    RoleConfig,
+    TrainerRole,
+    WarmStartConfig,
+)
 from areal_like.core.config.section import NAME, PATH, Section
 
 SCORERS = {

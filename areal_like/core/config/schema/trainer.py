@@ -1,12 +1,95 @@
-"""Settings of every trained role, and `warm_start`."""
+"""Roles on trainer ranks: their settings and backends, `ref`, `critic`, and `warm_start`."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from areal_like.core.config.ignored import CPU, Ignored
-from areal_like.core.config.schema.backends import FSDPConfig, MegatronConfig
+from areal_like.core.config.ignored import CPU, Ignored, for_reference, ignored_if
 from areal_like.core.config.section import PATH, Section
+
+RecomputedModule = Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "shared_experts"]
+PRECISIONS = (
+    "main_params_dtype",
+    "main_grads_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+)  # of the optimizer's numbers
+_NOT_FROM_CHECKPOINT = Ignored("`use_dist_checkpointing` is `false`", lambda at: not at.section.use_dist_checkpointing)
+_NO_BACKWARD = for_reference("a reference has no backward pass")
+_NO_OPTIMIZER = for_reference("a reference has no optimizer")
+_NOT_THE_ACTOR = Ignored("only the actor has a draft model (`ref` and `critic`)", lambda at: at.role != "actor")
+_OFFLOADED = Ignored(
+    "`offload` of the role is `true`", lambda at: at.role in at.run.roles and at.run.roles[at.role].offload
+)
+
+
+class MegatronConfig(Section):
+    """Megatron trainer settings; parallel sizes come from the allocation only."""
+
+    bridge_type: Literal["mbridge", "megatron-bridge"] = "mbridge"
+    """Library that converts weights between Hugging Face and Megatron."""
+    use_deterministic_algorithms: bool = False
+    """Use bitwise reproducible kernels only; slower."""
+    use_distributed_optimizer: Annotated[bool, _NO_OPTIMIZER] = True
+    """Shard the optimizer state over the data-parallel ranks."""
+    use_dist_checkpointing: bool = False
+    """Start from `dist_checkpointing_path`; `path` then needs no weights."""
+    dist_checkpointing_path: Annotated[str | None, PATH, _NOT_FROM_CHECKPOINT] = None
+    """Megatron distributed checkpoint of any layout, such as one that `areal-like convert-checkpoint` writes."""
+    recompute_granularity: Annotated[Literal["full", "selective"] | None, _NO_BACKWARD] = None
+    """Activations to recompute in the backward pass; null: none."""
+    recompute_method: Annotated[Literal["uniform", "block"] | None, _NO_BACKWARD] = None
+    """How `recompute_granularity: full` selects layers."""
+    recompute_num_layers: Annotated[int | None, _NO_BACKWARD] = Field(None, ge=1)
+    """Layers per recomputed unit (`uniform`) or recomputed layers (`block`)."""
+    recompute_modules: Annotated[list[RecomputedModule] | None, _NO_BACKWARD] = None
+    """Modules that `recompute_granularity: selective` recomputes; null: `core_attn`."""
+    moe_layer_recompute: Annotated[bool, _NO_BACKWARD] = False
+    """Recompute MoE layers in the backward pass, as `moe` in `recompute_modules` does."""
+    moe_token_dispatcher_type: Literal["alltoall", "flex", "allgather"] = "alltoall"
+    """How tokens reach the ranks of their experts; `flex` is DeepEP. `allgather` is refused, because it needs
+    micro-batches of equal length."""
+    moe_grouped_gemm: bool = True
+    """Compute all experts of a rank in one call. `false` computes them one by one and needs `bridge_type:
+    megatron-bridge`."""
+    overlap_grad_reduce: Annotated[bool | None, _NO_OPTIMIZER] = None
+    """Overlap the gradient reduction over data-parallel ranks with the backward pass; null: on GPUs with data
+    parallelism."""
+    overlap_param_gather: Annotated[bool, _NO_OPTIMIZER] = False
+    """Overlap gathering the updated weights with the next forward pass; needs `use_distributed_optimizer` and
+    `overlap_grad_reduce`."""
+    param_offload: Annotated[bool, _OFFLOADED, CPU] = False
+    """Keep weights in host memory except during computation, weight updates and checkpoints."""
+    grad_offload: Annotated[bool, _NO_OPTIMIZER, _OFFLOADED, CPU] = False
+    """Free gradient memory except during forward and backward passes."""
+    optimizer_offload: Annotated[bool, _NO_OPTIMIZER, _OFFLOADED, CPU] = False
+    """Keep the optimizer state, fp32 weights included, in host memory except during optimizer steps and checkpoints."""
+    use_precision_aware_optimizer: Annotated[bool, _NO_OPTIMIZER] = False
+    """Use low-precision optimizer states, as the next four keys set them (Transformer Engine's Adam, GPUs only)."""
+    main_params_dtype: Annotated[Literal["float32", "float16"], _NO_OPTIMIZER] = "float32"
+    """Data type of the optimizer's main weights."""
+    main_grads_dtype: Annotated[Literal["float32", "bfloat16"], _NO_OPTIMIZER] = "float32"
+    """Data type in which gradients are reduced and passed to the optimizer."""
+    exp_avg_dtype: Annotated[Literal["float32", "float16", "bfloat16"], _NO_OPTIMIZER] = "float32"
+    """Data type of the first moment."""
+    exp_avg_sq_dtype: Annotated[Literal["float32", "float16", "bfloat16"], _NO_OPTIMIZER] = "float32"
+    """Data type of the second moment."""
+    train_mtp_layers: Annotated[bool, _NOT_THE_ACTOR] = False
+    """Train the actor's layer for multi-token prediction (`num_nextn_predict_layers` in config.json) beside the policy,
+    and save it. The layer's loss has no gradient in the policy."""
+    override_transformer_config: dict[str, Any] = Field({})
+    """More fields of Megatron-core's TransformerConfig, by name. Unknown names and values that TransformerConfig
+    rejects are refused before the start."""
+
+
+class FSDPConfig(Section):
+    """FSDP trainer settings."""
+
+    gradient_checkpointing: Annotated[bool, _NO_BACKWARD] = False
+    """Recompute each layer's activations in the backward pass."""
+    offload_params: Annotated[bool, CPU] = False
+    """Keep parameters, gradients and optimizer state in host memory."""
+
 
 type TrainerRole = Literal["actor", "ref", "critic"]
 DType = Literal["float32", "bfloat16", "float16"]
@@ -169,3 +252,67 @@ class WarmStartConfig(Section):
     """Stop when the evaluation reward reaches this."""
     check_every: int = Field(25, ge=1)
     """Optimizer steps between two evaluations."""
+
+
+_PLACED = Ignored(
+    "`backend` is null or names GPUs with `@`",
+    lambda at: (backend := getattr(at.run, at.role).backend) is None or "@" in backend,
+)
+_SEPARATE = Ignored("`type` is `separation`", lambda at: at.section.type == "separation")
+
+
+class SchedulingStrategyConfig(Section):
+    """Placement of a role."""
+
+    type: Annotated[Literal["colocation", "separation"], _PLACED] = "colocation"
+    """`colocation`: on the GPUs of `target`; `separation`: on GPUs of its own."""
+    target: Annotated[Literal["actor", "rollout"], _SEPARATE] = "actor"
+    """Role whose GPUs are shared."""
+
+
+class RoleConfig(Section):
+    """A model beside the actor, on trainer ranks of its own. null means the actor's value."""
+
+    backend: str | None = None
+    """Layout, such as `megatron:t2`; null: from `allocation_mode`, else the actor's layout on the actor's GPUs."""
+    scheduling_strategy: SchedulingStrategyConfig = SchedulingStrategyConfig()
+    """Placement of `backend`, unless it names GPUs with `@`."""
+    path: Annotated[str | None, PATH] = None
+    """Model in Hugging Face form: a directory or a name on the hub; null: the actor's."""
+    dtype: DType | None = None
+    """Data type of weights and activations; null: the actor's."""
+    mb_spec: MicroBatchConfig | None = None
+    """Micro-batches; null: the actor's."""
+    megatron: Annotated[MegatronConfig | None, NOT_MEGATRON] = None
+    """Megatron settings; null: the actor's."""
+    fsdp: Annotated[FSDPConfig | None, NOT_FSDP] = None
+    """FSDP settings; null: the actor's."""
+    offload: Annotated[bool | None, CPU] = None
+    """Keep the model in host memory between calls; null: the actor's setting."""
+    env_vars: Annotated[dict[str, str] | None, TEXTS] = None
+    """Environment variables of the ranks; null: the actor's."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Maximum seconds of one call; null: the actor's."""
+
+
+class ReferenceConfig(RoleConfig):
+    """The reference policy: computes log-probs and is not trained."""
+
+    fp32_head: bool | None = None
+    """Compute logits in float32; null: as the actor."""
+    update_every_steps: int | None = Field(None, ge=1)
+    """Training steps between updates of the reference from the actor; null: the reference is fixed."""
+    ema_decay: Annotated[float, ignored_if("ref.update_every_steps", None)] = Field(0.0, ge=0, lt=1)
+    """Share of the reference that an update keeps (exponential moving average); 0: the reference becomes the actor. In
+    bfloat16, changes below 1/256 of a weight are lost."""
+
+
+class CriticConfig(RoleConfig):
+    """The critic: the model with a value head and an optimizer of its own."""
+
+    optimizer: OptimizerConfig | None = None
+    """The optimizer; null: the actor's settings."""
+    eps_clip: float | None = Field(0.5, gt=0)
+    """Clip range of a value around its value before the step, in units of reward; null: no clip."""
+    warmup_steps: int = Field(0, ge=0)
+    """Training steps that train only the critic, before the actor is trained too."""

@@ -13,16 +13,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_like.backends.training.hf_checkpoint import save_together
 from areal_like.backends.training.lora import Adapter, pause, save_adapters_together
+from areal_like.backends.training.offload import DeviceMemory, memory_of
+from areal_like.backends.training.process import prepare_process
+from areal_like.backends.training.saving import Saving
+from areal_like.backends.training.unchanged import ANYTHING, keep_state, remember_buffers
 from areal_like.core.algorithms.losses import LossInputs, Sequences, of_tokens
 from areal_like.core.trainer.device_batch import DeviceBatch, DeviceBatches, find_generated
 from areal_like.core.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, RoleError
-from areal_like.core.trainer.hf_checkpoint import save_together
 from areal_like.core.trainer.hooks import BuiltModel, EngineHooks
-from areal_like.core.trainer.offload import DeviceMemory, memory_of
-from areal_like.core.trainer.process import prepare_process
-from areal_like.core.trainer.saving import Saving
-from areal_like.core.trainer.unchanged import ANYTHING, keep_state, remember_buffers
 from areal_like.core.types import TEACHER_IDS, Batch, Floats, LossSpec
 
 LEAST_LOSS_SCALE = 1.0
