@@ -11,7 +11,6 @@ from allocation.diagnostics import Finding
 from areal_like.core.checkpoint.recovery import Recovery
 from areal_like.core.columns import Form
 from areal_like.core.config.schema import RunConfig, TrainerRole
-from areal_like.core.exclusions import Exclusion, find_excluded
 from areal_like.core.hooks import Hook
 from areal_like.core.registry import find_modules
 from areal_like.core.rollout.pool import ServerPool
@@ -20,6 +19,7 @@ from areal_like.core.rollout.single_turn import SingleTurns
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights.sync import WeightSync
+from areal_like.exclusions import Exclusion, find_excluded
 from areal_like.job import Job
 from areal_like.known import Known as Known
 from areal_like.metrics.listener import Listener

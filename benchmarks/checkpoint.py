@@ -23,10 +23,10 @@ from allocation import ParallelSizes
 from areal_like.backends.training.rank import make_engine
 from areal_like.core.algorithms.losses import sft
 from areal_like.core.config.load import load
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.core.types import LossSpec
 from areal_like.demo.init_model import write_init_model
+from areal_like.runtime.ports import listen
 from benchmarks.report import save
 from benchmarks.trainer_throughput import make_batch
 

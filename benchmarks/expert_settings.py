@@ -28,9 +28,9 @@ from areal_like.backends.megatron.grouped_experts import group_products
 from areal_like.core.algorithms.losses import decoupled_ppo
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import Batch, LossSpec
+from areal_like.runtime.ports import listen
 from benchmarks.bare_loops import MegatronLoop
 from benchmarks.report import save
 from benchmarks.step_figures import FORMULA, expert_load, profile, share_of_peak

@@ -360,8 +360,8 @@ class Rank:
         return value
 
     def meet(self) -> Any:
-        from areal_like.core.ports import listen
         from areal_like.core.trainer.engine import Rendezvous
+        from areal_like.runtime.ports import listen
 
         world, place = self.sizes.dp * self.sizes.per_replica, self.work / "port"
         if self.rank == 0:

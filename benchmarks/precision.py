@@ -35,10 +35,10 @@ from areal_like.backends.sglang.process import SGLangServer
 from areal_like.backends.training.rank import make_engine
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.ports import listen
 from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.core.types import Batch, Floats
+from areal_like.runtime.ports import listen
 from benchmarks.memory import made_model
 from benchmarks.report import save
 

@@ -35,12 +35,12 @@ from areal_like.core.algorithms.batch import batch_of
 from areal_like.core.algorithms.losses import sft
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.ports import listen
 from areal_like.core.rollout.joining import as_response, join_parts
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.core.types import Batch, LossSpec, Prompt, Reward
+from areal_like.runtime.ports import listen
 from benchmarks.memory import made_model
 from benchmarks.report import ROOT, save
 from benchmarks.rollout_throughput import LIMIT_S, bare_session, set_version

@@ -34,8 +34,8 @@ from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.ports import reserve_port
 from areal_like.run.model_files import model_directory
+from areal_like.runtime.ports import reserve_port
 from benchmarks.real_run import bare_session, only, ready
 from benchmarks.report import save
 

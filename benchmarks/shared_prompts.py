@@ -25,9 +25,9 @@ from areal_like.core.algorithms.losses import decoupled_ppo
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import EngineConfig
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import Batch, LossSpec
+from areal_like.runtime.ports import listen
 from benchmarks.report import save
 from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of, started
 

@@ -38,9 +38,9 @@ from areal_like.core.algorithms.losses import decoupled_ppo, sft
 from areal_like.core.algorithms.settings import Settings
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.core.types import Batch, LossSpec
+from areal_like.runtime.ports import listen
 from benchmarks.bare_loops import FSDPLoop, MegatronLoop
 from benchmarks.memory import made_model
 from benchmarks.random_weights import random_weights, write_config

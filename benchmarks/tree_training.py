@@ -31,10 +31,10 @@ import typer
 
 import allocation
 from areal_like.core.config.load import load
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.core.trainer.prefix_trees import find_trees
 from areal_like.core.types import Batch
+from areal_like.runtime.ports import listen
 from benchmarks.report import save
 from benchmarks.shared_prompts import Side, sharing
 from benchmarks.trainer_throughput import DEVICE, peak_gib, seconds, spec_of, started

@@ -45,7 +45,7 @@ def server_on_cpu(
     from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
     from areal_like.backends.sglang.options import server_arguments
     from areal_like.capabilities.router_replay.columns import ROUTES
-    from areal_like.core.ports import reserve_port
+    from areal_like.runtime.ports import reserve_port
 
     log_file, tmp = folder / "server.log", folder / "tmp"
     tmp.mkdir()

@@ -7,7 +7,7 @@ from typing import Any
 from allocation.diagnostics import Finding
 from areal_like.capability import Known, capabilities
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.exclusions import find_excluded
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.exclusions import RUN
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal_like.core.transfer.checksum import checksum
+from areal_like.backends.transports.checksum import checksum
 from areal_like.core.weights.sync import make_sender
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from areal_like.capability import Known, check_capabilities, served_forms
-from areal_like.core.exclusions import find_excluded
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.exclusions import RUN
 from areal_like.preflight.host_memory import check_host_memory
 from areal_like.preflight.machine import check_machine

@@ -3,7 +3,7 @@
 from typing import Any
 
 from areal_like.capability import capabilities
-from areal_like.core.exclusions import Exclusion
+from areal_like.exclusions import Exclusion
 from areal_like.preflight.exclusions import RUN
 from areal_like.preflight.role_exclusions import MODEL, PREDICTION, ROLE
 

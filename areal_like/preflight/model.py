@@ -14,10 +14,10 @@ from areal_like.backends.megatron.bridges.language_part import language_part
 from areal_like.backends.megatron.bridges.support import architecture_of, bridge_problems
 from areal_like.core.config.findings import ConfigError, finding, missing_package
 from areal_like.core.config.schema import InitModelConfig, RunConfig
-from areal_like.core.exclusions import find_excluded
 from areal_like.data.end_tokens import describe_end_tokens
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 from areal_like.demo.init_model import model_config
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.counted import find_shape
 from areal_like.preflight.images import check_images
 from areal_like.preflight.mtp import check_mtp

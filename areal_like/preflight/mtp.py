@@ -6,7 +6,7 @@ from pathlib import Path
 from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from areal_like.core.config.findings import finding
-from areal_like.core.exclusions import find_excluded
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.role_exclusions import PREDICTION
 from areal_like.preflight.view import RoleView
 from areal_like.preflight.weights import count_layers

@@ -14,8 +14,8 @@ from areal_like.backends.fsdp.support import (
     rope_of_lengths,
 )
 from areal_like.backends.megatron.bridges.proven import MTP
-from areal_like.core.exclusions import Feature
 from areal_like.core.rollout.backends import find_backend
+from areal_like.exclusions import Feature
 from areal_like.preflight.view import RoleView
 
 # Families whose routers have biases that Megatron can move

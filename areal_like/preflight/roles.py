@@ -6,8 +6,8 @@ from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from areal_like.core.config.findings import finding
 from areal_like.core.config.schema import RunConfig, TrainerRole
-from areal_like.core.exclusions import find_excluded
 from areal_like.data.tokenizer import Tokenizer
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.megatron import check_trainer_options
 from areal_like.preflight.model import check_model, find_spec
 from areal_like.preflight.role_exclusions import ROLE

@@ -5,7 +5,6 @@ from typing import Any
 
 import yaml
 
-from areal_like.core.checkpoint.owner import is_taken
 from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, newest
 from areal_like.core.config.load import THE_TIME, LoadedConfig
 from areal_like.core.config.schema import RunConfig
@@ -13,6 +12,7 @@ from areal_like.core.config.secrets import mask
 from areal_like.core.errors import CheckpointError
 from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.machine import CONFIG_FILE
+from areal_like.runtime.owner import is_taken
 
 
 def name_unfinished(loaded: LoadedConfig) -> RunConfig:

@@ -12,15 +12,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_like.backends.http import Connection
 from areal_like.core.config.schema import TeacherConfig
 from areal_like.core.errors import RunError, ServerError
 from areal_like.core.rollout.backends import DEFAULT, find_backend
-from areal_like.core.rollout.completions import EchoedCompletions
-from areal_like.core.rollout.http import Connection, Deadline, Unavailable, session
+from areal_like.core.rollout.http import Deadline, Unavailable, session
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.protocol import Workflow
 from areal_like.core.rollout.server import Server
-from areal_like.core.types import TEACHER_IDS, TEACHER_LOGPROBS, TEACHER_TOP, Ints, Prompt, Trajectory, generated_in
+from areal_like.core.types import (
+    TEACHER_IDS,
+    TEACHER_LOGPROBS,
+    TEACHER_TOP,
+    Floats,
+    Ints,
+    Prompt,
+    Trajectory,
+    generated_in,
+)
 
 ATTEMPTS = 3  # of a request whose failure may pass
 PAUSE_S = 1.0
@@ -180,3 +189,23 @@ def _pick_generated(scored: NDArray[Any], item: Trajectory, cut: int) -> NDArray
     values[cut:] = scored[len(scored) - len(item.tokens) + cut :]
     values[~item.generated] = 0
     return values
+
+
+class EchoedCompletions:
+    """Log-probs of tokens by completions whose prompt is echoed, at temperature 1."""
+
+    PATH = "/v1/completions"
+
+    def __init__(self, connection: Connection, model: str) -> None:
+        self._connection, self._model = connection, model
+
+    async def __call__(self, tokens: Ints, timeout_s: float) -> Floats:
+        """Return the log-prob of each token after those before it, `[tokens]`; 0 for the first one."""
+        body = {"model": self._model, "prompt": tokens, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 1}
+        answer = await self._connection.post(self.PATH, body, timeout_s)
+        with self._connection.reading(self.PATH):
+            (choice,) = answer["choices"]
+            scored = choice["logprobs"]["token_logprobs"][: len(tokens)]
+            if len(scored) != len(tokens):
+                raise ValueError(f"{len(scored)} log-probs for {len(tokens)} tokens: the server does not echo")
+            return np.array([0.0, *map(float, scored[1:])], np.float32)

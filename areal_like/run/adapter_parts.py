@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.config.schema import evaluation_name
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.loop import Parts

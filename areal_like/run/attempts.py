@@ -10,7 +10,7 @@ from typing import cast
 
 from areal_like.backends.ray.run import RunCluster
 from areal_like.backends.ray.workers import WorkerGroup
-from areal_like.core.checkpoint.disk import call_disk
+from areal_like.core.checkpoint.files import call_disk
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.errors import WorkerError
 from areal_like.core.loop.stopping import Stop

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.loop.evaluation import EvaluationSet
 from areal_like.core.loop.prompt_results import PromptResults
 from areal_like.core.rollout.admission import Admission

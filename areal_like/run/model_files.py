@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from areal_like.backends.ray import bound
 from areal_like.backends.ray.lifetime import PACKAGE_ROOT
-from areal_like.core.checkpoint.disk import call_disk
+from areal_like.core.checkpoint.files import call_disk
 from areal_like.core.config.schema import SCORERS, RunConfig, TrainerRole
 from areal_like.core.errors import PreparationError
 from areal_like.demo.init_model import write_init_model

@@ -3,8 +3,7 @@
 import asyncio
 
 from areal_like.capability import make_stream
-from areal_like.core.checkpoint.journal import Journal
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState
 from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy

@@ -9,7 +9,7 @@ from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.protocol import MakesWorkflows
 from areal_like.core.trainer.reference import Reference
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.transfer.files import FileSource
+from areal_like.core.transfer import FileSource
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.teacher import Teacher
 

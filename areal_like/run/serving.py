@@ -16,7 +16,7 @@ from areal_like.backends.transports.deltas.file_server import FileServer
 from areal_like.core.config.schema import OWN_FILES, RunConfig
 from areal_like.core.rollout.backends import DEFAULT
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.transfer.files import FileSource
+from areal_like.core.transfer import FileSource
 from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer

@@ -10,7 +10,7 @@ from allocation import codes
 from allocation.codes import Explanation
 from allocation.registry import RULES
 from areal_like.core.config.codes import by_subject
-from areal_like.core.exclusions import describe_rows
+from areal_like.exclusions import describe_rows
 from areal_like.preflight.exclusion_table import exclusion_table
 
 PAGE = Path(__file__).parents[1] / "errors.md"

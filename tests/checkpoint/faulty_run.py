@@ -19,9 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from areal_like.capabilities.report.run_page import RunPage
-from areal_like.core.checkpoint import owner
-from areal_like.core.checkpoint.journal import Journal, Step, read_header
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState, Step, read_header
 from areal_like.core.checkpoint.store import newest
 from areal_like.core.config.load import load
 from areal_like.core.errors import RunError, writing
@@ -31,6 +29,7 @@ from areal_like.metrics.event_file import read_events
 from areal_like.metrics.record import Record
 from areal_like.metrics.sinks import make_sinks
 from areal_like.run.directory import run_directory
+from areal_like.runtime import owner
 
 CONFIG = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"
 ERRORS = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EINTR)

@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.core.checkpoint.journal import Journal, Step
+from areal_like.core.checkpoint.journal import Journal, RunState, Step
 from areal_like.core.checkpoint.recovery import Recovery
-from areal_like.core.checkpoint.state import RunState
 from areal_like.core.checkpoint.store import JOURNAL, Store, newest
 from areal_like.core.config.schema import RecoverConfig
 from areal_like.core.errors import CheckpointError

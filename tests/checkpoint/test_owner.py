@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from limits import HUNG_S
 
-from areal_like.core.checkpoint import owner
-from areal_like.core.checkpoint.journal import Journal, Step
-from areal_like.core.checkpoint.owner import Ownership, Silence, holders, is_taken, take_over
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState, Step
 from areal_like.core.checkpoint.store import JOURNAL, Store
 from areal_like.core.errors import DirectoryTaken
+from areal_like.runtime import owner
+from areal_like.runtime.owner import Ownership, Silence, holders, is_taken, take_over
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_on_one_host_an_owner_that_was_killed_is_followed_at_once(tmp_path: Path
     code = f"""
 import os, signal
 from pathlib import Path
-from areal_like.core.checkpoint.owner import Silence, take_over
+from areal_like.runtime.owner import Silence, take_over
 lock = os.open({str(tmp_path / "lock")!r}, os.O_RDWR | os.O_CREAT)
 assert take_over(Path({str(tmp_path)!r}), lock, Silence())
 print("taken", flush=True)

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from areal_like.core.checkpoint.journal import Journal, Step, count_steps
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState, Step, count_steps
 from areal_like.core.checkpoint.store import JOURNAL, Store, newest
 from areal_like.core.errors import CheckpointError, RecordError
 

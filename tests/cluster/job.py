@@ -22,7 +22,7 @@ from areal_like.backends.ray.placement import place
 from areal_like.backends.ray.run import RunCluster, run_cluster
 from areal_like.core.config.schema import SchedulerConfig
 from areal_like.core.errors import ClusterError, WorkerError
-from areal_like.core.ports import reserve_port
+from areal_like.runtime.ports import reserve_port
 
 PLAN = allocation.compile("megatron:d2", cluster=allocation.Cluster(1, 2))
 LISTENER = """

@@ -25,7 +25,7 @@ from areal_like.backends.ray import lifetime
 from areal_like.backends.ray.janitor import members
 from areal_like.backends.ray.lifetime import run_lifetime, spawn
 from areal_like.backends.ray.lineage import identity, lives
-from areal_like.core.ports import listen, reserve_port
+from areal_like.runtime.ports import listen, reserve_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -18,7 +18,7 @@ from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
 from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
-from areal_like.core.ports import PORTS_VARIABLE, listen, port_range, reserve_port, stop_listening
+from areal_like.runtime.ports import PORTS_VARIABLE, listen, port_range, reserve_port, stop_listening
 
 PORTS = "21000-21015"
 

@@ -16,8 +16,7 @@ from trainer_jobs import Setting, initial_weights
 
 from allocation import ParallelSizes
 from areal_like.backends.megatron.bridges.support import BRIDGES, converting_bridges
-from areal_like.core.checkpoint.journal import Journal
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState
 from areal_like.core.checkpoint.store import Store
 from areal_like.core.config.load import dump, load
 from areal_like.preflight.weights import weight_files

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from allocation import ParallelSizes
 from areal_like.core.algorithms.losses import sft
-from areal_like.core.ports import listen
+from areal_like.runtime.ports import listen
 from areal_like.core.config.schema import EngineConfig, OptimizerConfig
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
 from areal_like.backends.training.rank import make_engine

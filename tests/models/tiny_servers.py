@@ -26,11 +26,11 @@ from allocation import ParallelSizes
 from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.backends.sglang.server import OPEN_EXPORTED
+from areal_like.backends.transports.ipc.handles import device_name, export_handle
 from areal_like.core.config.load import load
-from areal_like.core.ports import reserve_port
 from areal_like.core.transfer import EXPORT_LAYOUT
-from areal_like.core.transfer.ipc import device_name, export_handle
 from areal_like.core.types import Batch, Device
+from areal_like.runtime.ports import reserve_port
 
 MATH = Path(__file__).parents[2] / "examples/math"
 EXAMPLES: dict[Device, Path] = {"cpu": MATH / "gsm8k_grpo_cpu.yaml", "cuda": MATH / "gsm8k_grpo.yaml"}

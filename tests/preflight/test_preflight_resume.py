@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from areal_like.core.checkpoint.journal import Journal, Step
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import Journal, RunState, Step
 from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
 from areal_like.core.config.load import load
 from areal_like.data.dataset import fingerprints

@@ -6,7 +6,7 @@ import pytest
 from test_preflight import check
 
 from areal_like.core.config.load import load
-from areal_like.core.exclusions import find_excluded
+from areal_like.exclusions import find_excluded
 from areal_like.preflight.role_exclusions import ROLE
 from areal_like.preflight.view import view_roles
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from running import CONFIG
 
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.config.load import load
 from areal_like.core.errors import ClusterError
 from areal_like.job import Job

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from limits import HUNG_S
 from tolerance import close_to
 
+from areal_like.backends.http import take_events
 from areal_like.backends.sglang.answers import part_of
 from areal_like.backends.sglang.labels import COLUMNS, LABELS, TokenLabels, WrongLabels, read_columns, token_versions
 from areal_like.backends.sglang.patches.columns import with_columns
-from areal_like.core.rollout.http import ServerError, Unavailable, take_events
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.server import Piece
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)

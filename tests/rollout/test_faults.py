@@ -11,10 +11,11 @@ from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 from limits import HUNG_S
 
+from areal_like.backends import http
 from areal_like.backends.sglang.labels import LABELS
 from areal_like.backends.sglang.patches.columns import with_columns
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import http, router
+from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 

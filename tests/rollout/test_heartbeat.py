@@ -15,11 +15,12 @@ from fake_server import FakeServer, serving
 from limits import HUNG_S
 from test_supervisor import SAMPLING, STOP, Actors, generate, opened, silence, until
 
+from areal_like.backends import http
+from areal_like.backends.http import Connection
 from areal_like.backends.ray import heartbeat
 from areal_like.backends.ray.heartbeat import wait_for_silence
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import http
-from areal_like.core.rollout.http import Connection, session
+from areal_like.core.rollout.http import session
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.run.supervisor import ServerSupervisor
 

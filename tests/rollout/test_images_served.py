@@ -22,8 +22,8 @@ from tolerance import rounding
 from vision_models import picture, write_vlm
 
 from areal_like.core.config.load import load
+from areal_like.core.errors import ServerError
 from areal_like.core.images import Images, as_data_url, decode
-from areal_like.core.rollout.http import ServerError
 from areal_like.core.rollout.pool import Requests, Response, Sampling, ServerPool
 from areal_like.data.tokenizer import Tokenizer
 

@@ -15,6 +15,7 @@ from fake_server import Body, FakeServer, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal_like.backends import http as client
 from areal_like.capabilities.agents.provenance import Generated, Responses
 from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, unknown_expert
 from areal_like.core.algorithms.batch import batch_of, join, policy_batches
@@ -22,7 +23,6 @@ from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.columns import Ragged
 from areal_like.core.config.schema import MicroBatchConfig
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import http as client
 from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.joining import as_response as prompt_of

@@ -18,8 +18,8 @@ from fake_server import Body, FakeServer, event, open_pool, output, serving
 from limits import HUNG_S
 from tolerance import assert_close
 
+from areal_like.backends import http as client
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import http as client
 from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import LONG_PROMPT, MOST_TRIES, Response, Sampling, ServerPool

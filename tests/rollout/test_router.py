@@ -18,9 +18,10 @@ from aiohttp import web
 from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
+from areal_like.backends import http
 from areal_like.backends.sglang.server import SGLangClient
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import dispatch, http, router
+from areal_like.core.rollout import dispatch, router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ASKED, Sampling, ServerPool
 from areal_like.core.rollout.server import Load

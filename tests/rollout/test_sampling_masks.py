@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fake_server import Body, FakeServer, open_pool, output
 
+from areal_like.backends import http as client
 from areal_like.core.errors import ServerError
-from areal_like.core.rollout import http as client
 from areal_like.core.rollout import router
 from areal_like.core.rollout.pool import Response, Sampling
 from areal_like.core.rollout.sample import Sample

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_like.core.rollout.http import take_events
+from areal_like.backends.http import take_events
 
 EVENTS = [b'{"index":0}', b'{"index":1,"text":"a b"}', b'{"index":0,"end":true}']
 STREAM = b"".join(b"data: %b\n\n" % event for event in [*EVENTS, b"[DONE]"])

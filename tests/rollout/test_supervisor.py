@@ -14,12 +14,13 @@ import pytest
 from fake_server import Body, FakeServer, output, serving
 from limits import HUNG_S
 
+from areal_like.backends import http
 from areal_like.backends.sglang import GIVE_UP
 from areal_like.backends.sglang.server import RECEIVE
 from areal_like.backends.transports.collective.controller import CollectiveSync
 from areal_like.backends.transports.disk.controller import DiskSync
 from areal_like.core.errors import WeightUpdateError, WorkerError
-from areal_like.core.rollout import http, router
+from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.weights.sync import SyncSpec, TensorSpec, publish

@@ -12,10 +12,11 @@ import pytest
 from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 
+from areal_like.backends import http
 from areal_like.capabilities.agents.group import Rollout
 from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
-from areal_like.core.rollout import http, pool, router
+from areal_like.core.rollout import pool, router
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
 from areal_like.core.rollout.http import Deadline

@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from areal_like.core.checkpoint.journal import Step
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState, Step
 from areal_like.core.config.load import load
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Prompt

@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from limits import HUNG_S
 
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
+from areal_like.runtime.ports import listen
 
 
 class Ranks:

@@ -23,14 +23,20 @@ from torch import Tensor, distributed
 from areal_like.backends.sglang import COMMAND, local_copy
 from areal_like.backends.sglang.loading import views
 from areal_like.backends.sglang.patches import commands
+from areal_like.backends.transports.checksum import checksum, numbers
+from areal_like.backends.transports.deltas import files as deltas
+from areal_like.backends.transports.deltas.files import (
+    change,
+    differences,
+    read_delta,
+    read_full,
+    write_delta,
+    write_full,
+)
 from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.transfer import deltas
-from areal_like.core.transfer.checksum import checksum, numbers
-from areal_like.core.transfer.deltas import change, differences, read_delta, read_full, write_delta, write_full
-from areal_like.core.transfer.files import Chain
-from areal_like.core.weights.checksum import compare_checksums
-from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
+from areal_like.core.transfer import Chain
+from areal_like.core.weights.sync import SyncSpec, compare_checksums, make_sender, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: disk")
 

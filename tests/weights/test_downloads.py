@@ -27,11 +27,11 @@ from areal_like.backends.sglang.patches import downloads
 from areal_like.backends.sglang.patches.downloads import DownloadError, Downloads
 from areal_like.backends.transports.deltas.downloads import ServerDownloads
 from areal_like.backends.transports.deltas.file_server import FileServer
+from areal_like.backends.transports.deltas.files import check
 from areal_like.core.errors import WeightUpdateError
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.transfer.deltas import check
-from areal_like.core.transfer.files import Chain, FileSource, WeightFile, locate
+from areal_like.core.transfer import Chain, FileSource, WeightFile, locate
 from areal_like.core.weights.sync import SyncSpec, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: disk")

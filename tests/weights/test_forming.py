@@ -16,13 +16,13 @@ from limits import HUNG_S
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
+from areal_like.backends import http
 from areal_like.backends.transports.collective import controller
 from areal_like.backends.transports.collective import rank as collective
 from areal_like.backends.transports.collective.controller import GROUP, CollectiveSync
+from areal_like.backends.transports.collective.giving_up import LOOK_S, GivenUp, wait_for
 from areal_like.backends.transports.collective.rank import CollectiveSender
-from areal_like.core.rollout import http
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.transfer.giving_up import LOOK_S, GivenUp, wait_for
 from areal_like.core.weights.sync import SyncSpec, TensorSpec, publish
 
 

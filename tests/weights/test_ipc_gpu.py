@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal_like.core.transfer.ipc import export_handle
+from areal_like.backends.transports.ipc.handles import export_handle
 
 pytestmark = pytest.mark.gpu
 
 BORROWER = """
 import sys, torch
-from areal_like.core.transfer.ipc import open_handle
+from areal_like.backends.transports.ipc.handles import open_handle
 torch.zeros(1, device="cuda")
 for line in sys.stdin:
     try:

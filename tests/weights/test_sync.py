@@ -17,8 +17,8 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
+from areal_like.backends import http as client
 from areal_like.core.errors import ServerError, WeightUpdateError, WorkerError
-from areal_like.core.rollout import http as client
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.weights import sync

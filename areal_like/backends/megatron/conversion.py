@@ -24,8 +24,8 @@ from areal_like.backends.megatron.options import transformer_options
 from areal_like.backends.training.hf_checkpoint import copy_descriptions, fill_checkpoint
 from areal_like.core.config.schema import EngineConfig
 from areal_like.core.errors import CheckpointError
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import Rendezvous
+from areal_like.runtime.ports import listen
 
 cpu.install()  # before anything imports megatron.core
 # isort: split

@@ -21,8 +21,8 @@ from areal_like.backends.ray.head import accept, wait_for_loss
 from areal_like.backends.ray.janitor import RUN_VARIABLE, member_file
 from areal_like.backends.ray.lineage import Identity, identity, lives, ticks_now
 from areal_like.core.errors import private
-from areal_like.core.ports import PORTS_VARIABLE
 from areal_like.runtime.descendants import adopt_orphans, children
+from areal_like.runtime.ports import PORTS_VARIABLE
 
 SLOW_JANITOR_S = 10.0
 JANITOR_LIMIT_S = janitor.LIMIT_S + 240  # on a busy machine or a slow file system; then the janitor continues alone

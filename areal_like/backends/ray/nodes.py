@@ -20,7 +20,7 @@ from areal_like.backends.ray import node_probe
 from areal_like.backends.ray.node_probe import NodeProbe
 from areal_like.backends.ray.placement import node_urls, on_bundle, ray_errors, url
 from areal_like.core.errors import ClusterError
-from areal_like.core.ports import port_range
+from areal_like.runtime.ports import port_range
 
 if TYPE_CHECKING:
     from areal_like.backends.ray.placement import Placement

@@ -22,8 +22,8 @@ from areal_like.backends.ray.lifetime import Caretaker, end_with_run, join_run, 
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.core.errors import PRIVATE_UMASK, WorkerError, private
 from areal_like.core.events import note, now
-from areal_like.core.ports import PORTS_VARIABLE
 from areal_like.runtime.logs import shorten_log
+from areal_like.runtime.ports import PORTS_VARIABLE
 
 if TYPE_CHECKING:
     from ray import ObjectRef

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_like.backends.http import fault_of, may_pass
 from areal_like.backends.sglang.labels import COLUMNS, LABELS, WrongLabels, read_columns, token_versions
 from areal_like.backends.sglang.served import fields_of
 from areal_like.core.columns import Column, served_columns
-from areal_like.core.rollout.http import ServerError, Unavailable, fault_of, may_pass
+from areal_like.core.errors import ServerError
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.server import OF_ALL, Part, Piece
 from areal_like.core.rollout.unusable import refuse_field
 from areal_like.core.types import FinishReason

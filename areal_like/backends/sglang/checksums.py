@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from areal_like.core.transfer.checksum import checksum, numbers
+from areal_like.backends.transports.checksum import checksum, numbers
 
 
 def note(model: Any, adapter: Mapping[str, Tensor]) -> None:

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_like.backends.sglang.halves import join_halves
+from areal_like.backends.transports.checksum import checksum
 from areal_like.core.transfer import Layout
-from areal_like.core.transfer.checksum import checksum
 
 LARGE = 2**20  # bytes of a tensor that is worth a copy of its own
 _ATEN = torch.ops.aten

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from areal_like.backends.sglang.loading import addresses, load, views
-from areal_like.core.transfer import Layout
-from areal_like.core.transfer.deltas import check, read_delta, read_full, read_layout
-from areal_like.core.transfer.files import Chain, WeightFile, locate
+from areal_like.backends.transports.deltas.files import check, read_delta, read_full, read_layout
+from areal_like.core.transfer import Chain, Layout, WeightFile, locate
 
 AT_ONCE = 1 << 28  # bytes that go to the device together
 

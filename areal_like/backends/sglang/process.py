@@ -12,9 +12,9 @@ from areal_like.backends.ray.placement import url as url_of
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.sglang import LAUNCHER, TOKEN_VARIABLE, WEIGHTS_INTERFACE_VARIABLE
 from areal_like.backends.sglang.server import CLASSIFY, GENERATE
-from areal_like.core.ports import reserve_port
 from areal_like.core.rollout.server import ServerSpec
 from areal_like.runtime.logs import shorten_log
+from areal_like.runtime.ports import reserve_port
 
 POLL_S = 0.2
 ANSWER_S = 30.0  # that a server has for its first token; then it is asked again

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from areal_like.backends.sglang.loading import addresses, load
 from areal_like.backends.sglang.local_copy import LocalCopy
-from areal_like.core.transfer import EXPORT_LAYOUT, Layout
-from areal_like.core.transfer.files import Chain
-from areal_like.core.transfer.giving_up import is_marked, wait_for
-from areal_like.core.transfer.ipc import device_name, open_handle
+from areal_like.backends.transports.collective.giving_up import is_marked, wait_for
+from areal_like.backends.transports.ipc.handles import device_name, open_handle
+from areal_like.core.transfer import EXPORT_LAYOUT, Chain, Layout
 
 _FAILURES = (RuntimeError, LookupError, TypeError, ValueError, AssertionError, OSError)
 

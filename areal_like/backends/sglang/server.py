@@ -10,16 +10,15 @@ from typing import Any, Literal
 import aiohttp
 import numpy as np
 
+from areal_like.backends.http import Connection, encode
 from areal_like.backends.sglang import COMMAND, DOWNLOAD, GIVE_UP
 from areal_like.backends.sglang.answers import part_of
 from areal_like.backends.sglang.served import read_served, request_served
 from areal_like.core.columns import Form, Values
 from areal_like.core.images import Images
-from areal_like.core.rollout.http import Connection, encode
 from areal_like.core.rollout.sampling import Sampling
 from areal_like.core.rollout.server import NO_COLUMNS, Generation, Load, Part, WeightGroup
-from areal_like.core.transfer import Layout
-from areal_like.core.transfer.files import Chain, FileSource
+from areal_like.core.transfer import Chain, FileSource, Layout
 from areal_like.core.types import Floats, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"

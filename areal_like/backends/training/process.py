@@ -7,8 +7,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from areal_like.core.ports import stop_listening
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous
+from areal_like.runtime.ports import stop_listening
 
 
 def prepare_process(spec: EngineSpec) -> torch.device:

@@ -12,8 +12,8 @@ from areal_like.backends.ray.lifetime import gloo_on_loopback
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.training.environment import apply_environment
 from areal_like.core.gc_tuning import pause_gc
-from areal_like.core.ports import listen
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
+from areal_like.runtime.ports import listen
 
 type MakeSender = Callable[[TrainEngine, int, str], Any]  # of the engine, its rank and the rank's own address
 
@@ -61,7 +61,7 @@ class TrainerRank:
 
         The first call gathers the weights on every rank; later calls use the weights that the sender gathers.
         """
-        from areal_like.core.transfer.checksum import checksum, numbers
+        from areal_like.backends.transports.checksum import checksum, numbers
 
         if self._sender is None:
             return numbers({name: checksum(tensor) for name, tensor in self._engine.weights()})

@@ -11,9 +11,9 @@ from areal_like.capabilities.agents.settings import episode_of
 from areal_like.capability import Known
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import RewardConfig, RunConfig
-from areal_like.core.ports import reserve_port
 from areal_like.core.rollout.backends import backend_of
 from areal_like.core.user_code import Portable, UserCodeError, load_object
+from areal_like.runtime.ports import reserve_port
 
 _WILDCARDS = ("0.0.0.0", "::")
 

@@ -18,7 +18,7 @@ from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Session
 from areal_like.capabilities.agents.streams import EVENT_STREAM, Stream
 from areal_like.core.errors import RunError
-from areal_like.core.ports import reserve_port
+from areal_like.runtime.ports import reserve_port
 
 BODY_LIMIT_S = 60.0  # limit for a client to send the body of a request
 RATE_WINDOW_S = 10.0

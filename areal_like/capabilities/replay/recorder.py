@@ -25,9 +25,8 @@ from areal_like.capabilities.replay.step_file import (
 )
 from areal_like.capability import Started
 from areal_like.core.algorithms.types import Experience
-from areal_like.core.checkpoint.disk import call_disk
-from areal_like.core.checkpoint.journal import read_header
-from areal_like.core.checkpoint.state import program_version
+from areal_like.core.checkpoint.files import call_disk
+from areal_like.core.checkpoint.journal import program_version, read_header
 from areal_like.core.checkpoint.store import DIRECTORY, JOURNAL
 from areal_like.core.columns import all_columns
 from areal_like.core.config.keys import with_keys

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from areal_like.capabilities.replay.reader import RecordedRun
-from areal_like.core.checkpoint.state import program_version
+from areal_like.core.checkpoint.journal import program_version
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.keys import is_below
 from areal_like.core.config.load import load

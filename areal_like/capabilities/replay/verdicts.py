@@ -30,7 +30,7 @@ from areal_like.capabilities.replay.settings import (
     read_config,
     same_layout,
 )
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.checkpoint.store import Checkpoint
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Floats

@@ -7,7 +7,7 @@ from areal_like.capabilities.router_replay.schema import RouterReplayKeys
 from areal_like.capability import Known
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.exclusions import Feature
+from areal_like.exclusions import Feature
 from areal_like.job import Job
 
 KEY = "rollout.router_replay"

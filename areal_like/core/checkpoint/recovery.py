@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from areal_like.core.checkpoint.disk import call_disk
-from areal_like.core.checkpoint.journal import Journal, Step
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.files import call_disk
+from areal_like.core.checkpoint.journal import Journal, RunState, Step
 from areal_like.core.checkpoint.store import Store
 from areal_like.core.config.schema import RecoverConfig, TrainerRole
 from areal_like.core.errors import CheckpointError

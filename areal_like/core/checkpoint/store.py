@@ -16,8 +16,7 @@ from secrets import token_hex
 from typing import Any
 
 from areal_like.core.checkpoint.files import names_in, reading, size_of, sync_directory, write_durably
-from areal_like.core.checkpoint.journal import read_header
-from areal_like.core.checkpoint.state import RunState, program_version
+from areal_like.core.checkpoint.journal import RunState, program_version, read_header
 from areal_like.core.errors import CheckpointError, writing
 
 DIRECTORY, JOURNAL, INTERRUPTED = "recover", "journal.jsonl", "interrupted"

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.checkpoint.recovery import Recovery
-from areal_like.core.checkpoint.state import RunState
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import RewardsMissing
 from areal_like.core.gc_tuning import release

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from areal_like.core.algorithms.types import Algorithm
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import RewardsMissing
 from areal_like.core.loop.batch_statistics import describe

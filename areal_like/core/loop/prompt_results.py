@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from areal_like.core.checkpoint.journal import Step
-from areal_like.core.checkpoint.state import RunState
+from areal_like.core.checkpoint.journal import RunState, Step
 from areal_like.core.loop.prompt_values import PromptValues
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Floats, Ints, Prompt, Trajectory, mean_reward

@@ -26,7 +26,7 @@ class ServerBackend:
     """The software of servers, as far as a run needs to know it.
 
     `letters` are its dimensions in an allocation. `connect` makes the client of a server from (name, url, session,
-    rank, turn, aftermath_s, host_timeout_s), which `areal_like/core/rollout/http.py` describes; `actor` runs it.
+    rank, turn, aftermath_s, host_timeout_s), which `areal_like/backends/http.py` describes; `actor` runs it.
     `arguments` returns the arguments of a server of the policy from (config, model, sizes, device, index, columns,
     form), and `scorer_arguments` the arguments of a reward model, judge or teacher from (config, section, directory,
     sizes, device); None: such servers have another backend.

@@ -10,12 +10,12 @@ from typing import Literal, Self
 
 import numpy as np
 
-from areal_like.core.errors import Fault
+from areal_like.core.errors import Fault, ServerError
 from areal_like.core.events import note, now, span, turn
 from areal_like.core.images import Images
 from areal_like.core.rollout.backends import DEFAULT, find_backend
 from areal_like.core.rollout.dispatch import PrefixAffinity
-from areal_like.core.rollout.http import AFTERMATH_S, Deadline, ServerError, Unavailable, session
+from areal_like.core.rollout.http import AFTERMATH_S, Deadline, Unavailable, session
 from areal_like.core.rollout.response import Response
 from areal_like.core.rollout.router import PAUSE_S, Router
 from areal_like.core.rollout.sample import OnTokens, Sample, Sampling

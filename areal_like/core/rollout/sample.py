@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from areal_like.core.columns import Column, Columns, Values, join, served_columns
+from areal_like.core.errors import ServerError
 from areal_like.core.images import Images
-from areal_like.core.rollout.http import ServerError, Unavailable
+from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.response import Response
 from areal_like.core.rollout.sampling import Sampling
 from areal_like.core.rollout.server import Piece

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from areal_like.core.columns import Form, Values
 from areal_like.core.errors import ServerError
 from areal_like.core.images import Images
-from areal_like.core.transfer import Layout
-from areal_like.core.transfer.files import Chain, FileSource
+from areal_like.core.transfer import Chain, FileSource, Layout
 from areal_like.core.types import FinishReason, Floats, Ints
 
 NO_COLUMNS: Mapping[str, Form] = MappingProxyType({})

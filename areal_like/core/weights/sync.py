@@ -6,6 +6,7 @@ A transport is a folder of `weights/`: `controller.py` has a WeightSync, `rank.p
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from areal_like.core.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.core.events import span
 from areal_like.core.rollout.http import AFTERMATH_S, Deadline
+from areal_like.core.rollout.server import Server
 from areal_like.core.served_form import Convert, Weights
-from areal_like.core.transfer import Layout
-from areal_like.core.transfer.files import FileSource
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.transfer import FileSource, Layout
 
 if TYPE_CHECKING:
     from areal_like.core.rollout.pool import ServerPool
@@ -172,3 +174,12 @@ async def time_limit(what: str, timeout_s: float) -> AsyncIterator[Deadline]:
         ) from None
     except ServerError as error:
         raise WeightUpdateError(f"{what} failed: {error}") from error
+
+
+@asynccontextmanager
+async def compare_checksums(trainer: Trainer, servers: Sequence[Server], deadline: Deadline) -> AsyncIterator[None]:
+    """Compare the tensors that servers receive in the body with the trainer's; raise ServerError if one differs."""
+    await asyncio.gather(*(server.watch_checksums(deadline.left) for server in servers))
+    yield
+    expected = json.dumps(await trainer.checksums(timeout_s=deadline.left))
+    await asyncio.gather(*(server.compare_checksums(expected, deadline.left) for server in servers))

@@ -17,6 +17,7 @@ import torch
 from running import CONFIG
 
 from areal_like.backends.sglang.checksums import compare_noted, note
+from areal_like.backends.transports.checksum import checksum
 from areal_like.capabilities.drift.alarm import PROBE_S, DriftAlarm, LogprobDrift, choose_probe
 from areal_like.capabilities.drift.backoff import LONGEST
 from areal_like.capabilities.drift.hook import DriftHook
@@ -34,7 +35,6 @@ from areal_like.core.loop.policies import Policy
 from areal_like.core.rollout import http
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.sampling_masks import KEPT
-from areal_like.core.transfer.checksum import checksum
 from areal_like.core.types import Batch, FinishReason, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")

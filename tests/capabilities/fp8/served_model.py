@@ -28,10 +28,10 @@ from sglang.srt.server_args import ServerArgs, set_global_server_args_for_schedu
 
 from allocation import ParallelSizes, load_model  # noqa: E402
 from areal_like.backends.sglang.loading import addresses, load  # noqa: E402
+from areal_like.backends.transports.buckets import Buckets  # noqa: E402
 from areal_like.capabilities.fp8.quantize import quantize_weights  # noqa: E402
 from areal_like.capabilities.fp8.served import server_options  # noqa: E402
-from areal_like.core.ports import reserve_port  # noqa: E402
-from areal_like.core.weights.buckets import Buckets  # noqa: E402
+from areal_like.runtime.ports import reserve_port  # noqa: E402
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 

@@ -17,13 +17,13 @@ from allocation.memory import footprint_of
 from allocation.memory.fp8 import BYTES, fp8_layers, fp8_share
 from allocation.parameters import layers_together
 from allocation.settings import MemorySettings, Workload
+from areal_like.backends.transports.buckets import Buckets
+from areal_like.backends.transports.checksum import checksum
 from areal_like.capabilities.fp8.quantize import is_quantized, quantize, quantize_weights
 from areal_like.capabilities.fp8.served import LOGPROB_DIFF, server_options
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
-from areal_like.core.transfer.checksum import checksum
-from areal_like.core.weights.buckets import Buckets
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
 

@@ -18,7 +18,7 @@ import requests
 
 from areal_like.backends.sglang import DOWNLOAD
 from areal_like.backends.sglang.patch import Launch, Patch
-from areal_like.core.transfer.files import FileSource, WeightFile, locate
+from areal_like.core.transfer import FileSource, WeightFile, locate
 
 CHUNK = 1 << 20  # bytes
 SILENCE_S = 10.0  # without a byte; then the connection counts as lost

@@ -2,7 +2,7 @@
 
 from areal_like.backends.sglang import GIVE_UP
 from areal_like.backends.sglang.patch import Launch, Patch
-from areal_like.core.transfer.giving_up import mark
+from areal_like.backends.transports.collective.giving_up import mark
 
 
 def add_route(_: Launch) -> None:

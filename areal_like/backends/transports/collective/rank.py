@@ -9,10 +9,10 @@ from torch.distributed import Backend, PrefixStore, ProcessGroup, TCPStore, broa
 from torch.distributed.distributed_c10d import _new_process_group_helper, _set_pg_timeout, _world
 
 from areal_like.backends.ray.workers import is_cancelled
-from areal_like.core.ports import listen, stop_listening
+from areal_like.backends.transports.buckets import Buckets
+from areal_like.backends.transports.collective.giving_up import wait_for
 from areal_like.core.trainer.engine import TrainEngine
-from areal_like.core.transfer.giving_up import wait_for
-from areal_like.core.weights.buckets import Buckets
+from areal_like.runtime.ports import listen, stop_listening
 
 FORMING = timedelta(seconds=30)  # that gloo waits for every rank; one that died never comes
 

@@ -8,7 +8,7 @@ from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
-from areal_like.core.transfer.files import Chain, FileSource
+from areal_like.core.transfer import Chain, FileSource
 
 SHARE = 2 / 3  # of the time of an update, for downloads; the rest is for loading
 LATE_S = 24 * 3600.0  # that a server which has joined may download; a new full copy ends that earlier

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from areal_like.backends.ray.placement import url
 from areal_like.core.errors import RunError
-from areal_like.core.ports import reserve_port
+from areal_like.runtime.ports import reserve_port
 
 _NAME = re.compile(r"[\w-]+(\.delta)?\.safetensors")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from areal_like.backends.transports.checksum import checksum
+from areal_like.backends.transports.deltas.files import differences, write_delta, write_full
 from areal_like.core.trainer.engine import TrainEngine
-from areal_like.core.transfer.checksum import checksum
-from areal_like.core.transfer.deltas import differences, write_delta, write_full
-from areal_like.core.transfer.files import WeightFile
+from areal_like.core.transfer import WeightFile
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from areal_like.backends.transports.buckets import Buckets
+from areal_like.backends.transports.ipc.handles import device_name, export_handle
 from areal_like.core.trainer.engine import TrainEngine
-from areal_like.core.transfer.ipc import device_name, export_handle
-from areal_like.core.weights.buckets import Buckets
 
 
 class IpcSender(Buckets):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from areal_like.backends.transports.checksum import checksum
 from areal_like.core.trainer.engine import TrainEngine
-from areal_like.core.transfer.checksum import checksum
 from areal_like.core.weights.sync import TensorSpec
 
 

@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+ONLY_ADAPTER = "policy"  # name of the adapter of a run with one
+EXPORT_LAYOUT = "tensors"  # key of the layout of an exported bucket
+
+type Layout = Sequence[tuple[str, str, Sequence[int]]]
+"""Name, dtype and shape of each tensor of a bucket."""
+
 FOLDER = "downloads"  # of a server's temporary directory
 
 
