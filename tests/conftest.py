@@ -24,13 +24,14 @@ from limits import HUNG_S
 
 from areal_like.core.gc_tuning import pause_gc
 
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any speed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
 
 # Folders whose files take longest; with `--no-loadscope-reorder` workers take files in this order
 LONGEST = (
     "run",
+    "setup",
     "cluster",
     "trainer",
     "models",

@@ -484,7 +484,7 @@ pieces = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.sampled_from(SYSTEMS), st.lists(pieces, max_size=30).map("".join) | st.text(max_size=60))
 def test_any_text_gets_an_answer(system, text):
     got, findings = read(system, text)

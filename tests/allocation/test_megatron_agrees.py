@@ -49,7 +49,7 @@ def initialized():
         yield ok
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(small, small, small, small, small, small, st.sampled_from([1, 1, 2, 4]), st.sampled_from(ORDERS))
 def test_grids_are_accepted_alike(initialized, d, t, p, c, e, etp, instances, order):
     text = f"megatron:(attn:d{d}t{t}p{p}c{c}|ffn:t{etp}e{e})"
@@ -62,7 +62,7 @@ def test_grids_are_accepted_alike(initialized, d, t, p, c, e, etp, instances, or
     )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.sampled_from([2, 4, 6, 8, 12]), st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3]),
     st.sampled_from([None, 0, 1, 2, 3]), st.sampled_from([None, 0, 1, 2, 3]), st.none() | pieces,
@@ -92,7 +92,7 @@ def test_options_are_accepted_alike(layers, p, v, first, last, parts, dispatcher
     )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(pieces)
 def test_layout_strings_are_read_alike(parts):
     text = "".join(parts)

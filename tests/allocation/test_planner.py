@@ -32,7 +32,7 @@ def task(model="qwen3-8b", cluster="2x8", **changes):
     st.sampled_from(["h100", "h200", "a100-40"]),
     st.sampled_from([0, 1, 4]),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_every_layout_is_valid_and_fits(model, cluster, gpu, staleness):
     asked = task(model, cluster, gpu=GPUS[gpu], staleness=staleness)
     choices = plan_layouts(asked)
@@ -120,7 +120,10 @@ def test_experts_alone_are_recomputed_where_that_saves_enough():
     assert max(tried) > 16384
 
 
-@pytest.mark.parametrize(("model", "cluster"), [("qwen3-8b", "1x8"), ("qwen3-30b-a3b", "4x8"), ("qwen3-0.6b", "1x8")])
+@pytest.mark.parametrize(
+    ("model", "cluster"),
+    [("qwen3-8b", "1x8"), pytest.param("qwen3-30b-a3b", "4x8", marks=pytest.mark.long), ("qwen3-0.6b", "1x8")],
+)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_the_claim_about_asynchrony_agrees_with_the_list(model, cluster, staleness):
     asked = task(model, cluster, staleness=staleness)

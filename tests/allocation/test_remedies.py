@@ -40,7 +40,7 @@ def suggested(finding):
         yield text, tree
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(texts, known)
 def test_suggested_allocations_are_valid(text, arguments):
     for finding in allocation.check(text, **arguments).findings:

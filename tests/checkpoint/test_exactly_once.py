@@ -226,7 +226,7 @@ def journal_of(run: Path) -> list[Step]:
     return Journal(file, read_header(file)["data"]).steps() if file.exists() else []
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     lasting=st.lists(st.integers(0, 60), max_size=6),
     steps=st.integers(1, 7),

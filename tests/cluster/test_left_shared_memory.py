@@ -59,7 +59,7 @@ def exists(name: str) -> bool:
     return Path(name).exists()
 
 
-@pytest.mark.parametrize("end", leaving_job.ENDS)
+@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.long) for end in ("exit", "crash"))])
 def test_nothing_is_left_of_a_worker_that_ended_early(tmp_path: Path, end: str) -> None:
     other = leaving_job.untracked()  # another run's
     try:
@@ -82,7 +82,7 @@ def test_nothing_is_left_of_a_worker_at_the_end_of_a_run(tmp_path: Path) -> None
         assert left(names) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_nothing_is_left_of_a_worker_of_a_killed_run(tmp_path: Path, number: signal.Signals) -> None:
     with job("wait", tmp_path) as (owner, names):
         owner.send_signal(number)

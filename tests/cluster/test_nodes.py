@@ -100,7 +100,8 @@ def test_ports_of_gloo_outside_of_the_range_are_a_warning(monkeypatch: pytest.Mo
         judge({"unreachable_ports": ["[fd00::1]:20001"]}, monkeypatch, "20000-21000")
 
 
-@pytest.mark.parametrize("n_nodes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("n_nodes", [1, 2])
 def test_nodes_of_a_cluster_are_asked_and_a_path_that_they_lack_is_named(tmp_path: Path, n_nodes: int) -> None:
     plan = allocation.compile("megatron:d2", cluster=Cluster(n_nodes, 2 // n_nodes))
     ask = {"plan": plan.to_json(), "uses_gpus": False, "timeout_s": 600}

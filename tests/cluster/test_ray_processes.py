@@ -37,7 +37,7 @@ def is_left(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "victim", [pytest.param(name, marks=[pytest.mark.long] if name.startswith("raylet") else []) for name in VICTIMS]
+    "victim", [pytest.param(name, marks=[pytest.mark.long] if name != "gcs/gcs_server" else []) for name in VICTIMS]
 )
 def test_the_death_of_a_process_of_ray_ends_the_run_with_its_name(tmp_path: Path, victim: str) -> None:
     output = kill("work", victim, tmp_path)
@@ -48,6 +48,7 @@ def test_the_death_of_a_process_of_ray_ends_the_run_with_its_name(tmp_path: Path
     assert not is_left(tmp_path)
 
 
+@pytest.mark.long
 def test_a_gcs_that_is_killed_during_the_start_ends_the_run(tmp_path: Path) -> None:
     """It is noticed at once, unless Ray holds the GIL: then Ray ends the process at its own limit of a minute."""
     output = kill("start", "gcs/gcs_server", tmp_path)

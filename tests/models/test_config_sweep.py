@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from altered_configs import altered
-from test_override_sweep import LENGTHS, PARTS, log_probs_and_step
+from test_override_sweep import LENGTHS, N_PARTS, PARTS, log_probs_and_step
 from tiny_models import VARIANTS, Variant, hugging_face_log_probs, write_tiny
 from tolerance import magnitude_of, rounding
 from trainer_jobs import Setting, make_batch
@@ -60,7 +60,7 @@ def trained(names: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_field_of_the_family_with_most_fields(ranks, checks, tmp_path, part):
     variant = VARIANTS["glm4_moe-many-groups"]
-    assert differing(ranks, checks, tmp_path, variant, "megatron", "mbridge", slice(part, None, 3)) == {}
+    assert differing(ranks, checks, tmp_path, variant, "megatron", "mbridge", slice(part, None, N_PARTS)) == {}
 
 
 @pytest.mark.long

@@ -68,7 +68,9 @@ def there_and_back(convert, source: Path, folder: Path, bridge: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl_moe", *(pytest.param(it, marks=pytest.mark.long) for it in ("qwen2_5_vl", "qwen3_5"))]
+)
 def test_models_with_images_are_converted_with_their_towers(convert, tiny_vlm, tmp_path, family):
     said = there_and_back(convert, tiny_vlm(family), tmp_path, "megatron-bridge")
     names = load_file(tiny_vlm(family) / "model.safetensors").keys()

@@ -39,7 +39,9 @@ def stored(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(it, marks=[LONG] if it in ("qwen3_vl", "qwen3_5") else []) for it in FAMILIES]
+)
 def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, family):
     path, seen = tiny_vlm(family), one(family)
     batch, model = vlm_batch(path), load_alone(path)

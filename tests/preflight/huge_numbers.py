@@ -1,4 +1,4 @@
-"""A program: checks FILE with each number of the schema set to a huge one, and prints its key before it does."""
+"""A program: checks FILE with each nth number of the schema set to a huge one, and prints its key before it does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ HUGE = 10**13 - 1
 MEMORY = 16 << 30  # of addresses; an array with as many elements as the number has more
 
 
-def main(file: Path, *others: str) -> None:
+def main(file: Path, nth: int, *others: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    numbers = [key for key in all_keys() if {int, float} & set(map(_plain, members(annotation_of(key))))]
+    numbers = [key for key in all_keys() if {int, float} & set(map(_plain, members(annotation_of(key))))][::nth]
     for key in numbers:
         print(key, flush=True)
         with contextlib.suppress(ConfigError):
@@ -32,4 +32,4 @@ def _plain(annotation: object) -> object:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -18,9 +18,10 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("kind", sorted({pair["kind"] for pair in PAIRS}))
-def test_a_pair_is_judged_as_a_careful_grader_does(kind):
+@pytest.mark.parametrize("nth", [6, pytest.param(1, marks=pytest.mark.long)])
+def test_a_pair_is_judged_as_a_careful_grader_does(kind, nth):
     wrong = []
-    for pair in (pair for pair in PAIRS if pair["kind"] == kind):
+    for pair in [pair for pair in PAIRS if pair["kind"] == kind][::nth]:
         response, reference = pair["response"], pair["reference"]
         fast, slow = quick(response, reference), verify(response, reference)
         if slow != pair["right"] or fast not in (slow, None) or check(reference):

@@ -1,4 +1,4 @@
-"""A backend of servers that answer with random tokens; the test copies this file to `rollout/fake/backend.py`."""
+"""A backend of servers that answer with random tokens; a test adds this file as `backend.py` of a folder."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class Reference:
         return batch
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     batch_size=st.integers(1, 6),
     max_staleness=st.integers(0, 5),

@@ -6,17 +6,26 @@ import signal
 import stat
 from pathlib import Path
 
+import pytest
 from running import run
 
 from areal_like.core.checkpoint.store import DIRECTORY, newest
 
 TINY = (
-    *("trial_name=", "recover.mode=auto", "total_train_steps=400", "train_dataset.batch_size=2", "gconfig.n_samples=2"),
+    *(
+        "trial_name=",
+        "recover.mode=auto",
+        "total_train_steps=400",
+        "train_dataset.batch_size=2",
+        "gconfig.n_samples=2",
+        "actor.backend=megatron:d1",
+    ),
     *("warm_start=null", "evaluator.at_start=false", "evaluator.at_end=false", "actor.ppo_n_minibatches=1"),
     *("actor.init_model.num_hidden_layers=1", "actor.init_model.hidden_size=64", "total_train_epochs=100"),
 )
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_after_an_interrupt(tmp_path: Path) -> None:
     saved = 0
     for _ in range(2):

@@ -42,7 +42,7 @@ def dry_run(package: str, directory: Path, *overrides: str) -> subprocess.Comple
     [
         ("ray", "scheduler.type", "ray"),
         pytest.param("megatron.core", "actor.backend", "megatron-core", marks=LONG),
-        ("torch", "actor.backend", "torch"),
+        pytest.param("torch", "actor.backend", "torch", marks=LONG),
         pytest.param("sglang", "rollout.backend", "sglang", marks=LONG),
     ],
 )
@@ -74,7 +74,15 @@ def test_all_missing_packages_are_named_together(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("package", ["areal_like", "typer", "yaml", "pydantic", "aiohttp", "psutil", "jinja2"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "areal_like",
+        "typer",
+        "jinja2",
+        *(pytest.param(it, marks=LONG) for it in ("yaml", "pydantic", "aiohttp", "psutil")),
+    ],
+)
 def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package: str) -> None:
     result = dry_run(package, tmp_path)
     assert result.returncode == 2, result.stderr
@@ -87,7 +95,7 @@ def test_a_missing_package_that_every_run_needs_is_named(tmp_path: Path, package
     ("package", "path"),
     [
         ("pyarrow", "rows.parquet"),
-        ("datasets", "owner/name"),
+        pytest.param("datasets", "owner/name", marks=LONG),
         pytest.param("huggingface_hub", "owner/name", marks=LONG),
     ],
 )
@@ -108,7 +116,8 @@ def test_a_missing_package_that_reads_the_model_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("package", "overrides"), [("tensorboard", ["stats_logger.tensorboard=false"]), ("megatron.bridge", [])]
+    ("package", "overrides"),
+    [("tensorboard", ["stats_logger.tensorboard=false"]), pytest.param("megatron.bridge", [], marks=LONG)],
 )
 def test_a_package_that_the_run_does_not_use_is_not_needed(tmp_path: Path, package: str, overrides: list[str]) -> None:
     result = dry_run(package, tmp_path, FEW, *overrides)

@@ -1,10 +1,11 @@
-"""A run that is killed goes on with the same command, and what it leaves is that of a run that was not."""
+"""A killed or interrupted run goes on with the same command, and what it leaves is that of a run that was not."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from areal_like.preflight import preflight
 
 pytestmark = pytest.mark.covers("resume after SIGKILL")
 
-STEPS, BATCH = 8, 2
+STEPS, BATCH = 16, 2
 TINY = (
     *("recover.mode=fault", "recover.freq_steps=2", f"total_train_steps={STEPS}", f"train_dataset.batch_size={BATCH}"),
     *("gconfig.n_samples=2", "warm_start=null", "evaluator.at_start=false", "evaluator.at_end=false"),
@@ -52,18 +53,27 @@ def check_exactly_once(directory: Path) -> None:
     assert sorted(group for step in steps for group in step.groups) == list(range(STEPS * BATCH))
 
 
-def test_a_killed_run_goes_on_in_another_layout(tmp_path: Path) -> None:
-    with run(tmp_path, *TINY, "actor.backend=megatron:d2") as first:
+def test_a_killed_run_goes_on_in_another_layout_and_after_ctrl_c(tmp_path: Path) -> None:
+    settings = (*TINY, "recover.mode=auto")
+    with run(tmp_path, *settings, "actor.backend=megatron:d2") as first:
         first.wait_for_step(4)
         os.killpg(first.process.pid, signal.SIGKILL)
         assert first.end() == -signal.SIGKILL
-    with run(tmp_path, *TINY, "actor.backend=megatron:t2") as second:
+    with run(tmp_path, *settings, "actor.backend=megatron:t2") as interrupted:
+        interrupted.wait_for(interrupted.steps)
+        interrupted.process.send_signal(signal.SIGINT)
+        assert interrupted.end() == 130, interrupted.errors
+    saved = newest(interrupted.directory / DIRECTORY)[0].state.version
+    assert saved == max(interrupted.steps()) and min(interrupted.steps()) > 1
+    with run(tmp_path, *settings, "actor.backend=megatron:t2") as second:
         assert second.end() == 0, second.errors
-        assert [*first.remains(), *second.remains()] == []
+        assert [*first.remains(), *interrupted.remains(), *second.remains()] == []
 
     check_exactly_once(second.directory)
-    assert f"resuming from {second.directory / DIRECTORY / 'step-'}" in second.output
-    assert min(second.steps()) > 1
+    assert f"resuming from {second.directory / DIRECTORY / f'step-{saved}'}" in second.output
+    assert min(second.steps()) == saved + 1
+    modes = [path for path in second.directory.rglob("*") if not path.is_symlink()]
+    assert [path for path in modes if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
     steps = steps_of(second.directory)
     loaded = load(second.directory / "config.yaml", ["trial_name=other"])

@@ -71,8 +71,8 @@ def test_ranks_that_split_matrices_train_as_one_megatron_rank_does(ranks, models
     ("model", "d", "c", "settings"),
     [
         ("tied", 1, 1, {}),
-        ("tied", 2, 1, {}),
-        ("untied", 3, 1, {"gradient_checkpointing": True}),
+        pytest.param("tied", 2, 1, {}, marks=pytest.mark.long),
+        pytest.param("untied", 3, 1, {"gradient_checkpointing": True}, marks=pytest.mark.long),
         ("tied", 1, 2, {}),
         pytest.param("untied", 2, 2, {"gradient_checkpointing": True}, marks=pytest.mark.long),
         pytest.param("tied", 1, 4, {}, marks=pytest.mark.long),  # of 2 key heads: each is on two ranks

@@ -146,10 +146,10 @@ def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
 @pytest.mark.parametrize(
     "megatron",
     [
-        {"use_deterministic_algorithms": True},
+        pytest.param({"use_deterministic_algorithms": True}, marks=pytest.mark.long),
         {"use_distributed_optimizer": False},
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
-        {"recompute_granularity": "selective"},
+        pytest.param({"recompute_granularity": "selective"}, marks=pytest.mark.long),
         {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 1}},
         {"override_transformer_config": {"pipeline_model_parallel_layout": "Et|t*3L"}},
     ],

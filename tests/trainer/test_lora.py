@@ -27,13 +27,13 @@ DP2 = ParallelSizes(dp=2, edp=2)
 TP2 = ParallelSizes(tp=2, etp=2)  # and sequence parallelism, as always with tensor parallelism
 LAYOUTS = [
     ("tied", ALL, TP2, {}),
-    ("tied", ALL, ParallelSizes(pp=2), {}),
     ("tied", ALL, DP2, {"bridge": "megatron-bridge"}),
-    ("tied", ALL, DP2, {"backend": "fsdp"}),
     ("tied", ALL, ParallelSizes(cp=2, edp=2), {"backend": "fsdp"}),
     ("tied", ALL, TP2, {"backend": "fsdp"}),
 ]
 MORE_LAYOUTS = [
+    ("tied", ALL, ParallelSizes(pp=2), {}),
+    ("tied", ALL, DP2, {"backend": "fsdp"}),
     ("tied", ALL, ONE, {"bridge": "megatron-bridge"}),
     ("tied", ALL, ONE, {"backend": "fsdp"}),
     ("tied", ALL, TP2, {"bridge": "megatron-bridge"}),

@@ -98,7 +98,8 @@ PLACES = {
     ("loss", "place"),
     [
         *(("gspo", place) for place in PLACES),
-        *((loss, "context") for loss in ("gmpo", "veto", "dpo")),
+        *((loss, "context") for loss in ("gmpo", "dpo")),
+        pytest.param("veto", "context", marks=pytest.mark.long),
         *(
             pytest.param(loss, place, marks=pytest.mark.long)
             for loss in ("gmpo", "veto", "dpo")

@@ -46,12 +46,12 @@ def expected_log_probs(folder) -> np.ndarray:
 @pytest.mark.parametrize(
     ("model", "sizes", "more"),
     [
-        ("tied", ParallelSizes(), {}),
+        pytest.param("tied", ParallelSizes(), {}, marks=pytest.mark.long),
         ("tied", ParallelSizes(tp=2, etp=2), {"share_prompts": True}),
-        ("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}),
+        pytest.param("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}, marks=pytest.mark.long),
         ("tied", ParallelSizes(cp=2, edp=2), {}),
         ("moe", ParallelSizes(dp=2, ep=2), {"max_tokens_per_mb": 100, "share_prompts": True}),
-        ("tied", ParallelSizes(), {"backend": "fsdp"}),
+        pytest.param("tied", ParallelSizes(), {"backend": "fsdp"}, marks=pytest.mark.long),
         ("tied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "share_prompts": True}),
         *(
             pytest.param(*row, marks=pytest.mark.long)

@@ -24,8 +24,8 @@ BF16 = {"dtype": "bfloat16"}
     [
         ("tied", DP2, BF16, {}),
         ("moe", ParallelSizes(dp=2, ep=2), BF16, {}),
-        ("untied", ParallelSizes(pp=2), {}, {}),
-        ("tied", DP2, BF16, {"megatron": {"use_distributed_optimizer": False}}),
+        pytest.param("untied", ParallelSizes(pp=2), {}, {}, marks=pytest.mark.long),
+        pytest.param("tied", DP2, BF16, {"megatron": {"use_distributed_optimizer": False}}, marks=pytest.mark.long),
         ("tied", DP2, {}, {"backend": "fsdp"}),
         pytest.param("untied", TP2_PP2, {}, {}, marks=pytest.mark.long),
     ],

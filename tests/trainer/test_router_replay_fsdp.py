@@ -23,7 +23,8 @@ CASES = [
     ("qwen3_moe", ParallelSizes(cp=2, edp=2), {"fsdp": CHECKPOINTING, "share_prompts": True}),
     ("mixtral", ParallelSizes(dp=2, edp=2), {"fsdp": CHECKPOINTING}),
     ("qwen2_moe", ParallelSizes(dp=2, edp=2), {"share_prompts": True}),
-    *((name, ParallelSizes(), {}) for name in FAMILIES),
+    ("olmoe", ParallelSizes(), {}),
+    *(pytest.param(name, ParallelSizes(), {}, marks=pytest.mark.long) for name in FAMILIES if name != "olmoe"),
 ]
 
 

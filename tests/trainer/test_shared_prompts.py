@@ -34,14 +34,14 @@ def by_place(outcomes: list[Outcome]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("model", "sizes", "more"),
     [
-        ("tied", ParallelSizes(), {}),
+        pytest.param("tied", ParallelSizes(), {}, marks=pytest.mark.long),
         ("untied", ParallelSizes(dp=2, edp=2), {"bridge": "megatron-bridge"}),
-        ("untied", ParallelSizes(tp=2, etp=2), {"megatron": RECOMPUTED}),
+        pytest.param("untied", ParallelSizes(tp=2, etp=2), {"megatron": RECOMPUTED}, marks=pytest.mark.long),
         pytest.param("untied", ParallelSizes(tp=2, pp=2, etp=2), {"megatron": RECOMPUTED}, marks=pytest.mark.long),
         ("tied", ParallelSizes(pp=2, vpp=2), {"megatron": CORE}),
         ("moe", ParallelSizes(dp=2, ep=2), {"max_tokens_per_mb": 100}),
-        ("tied", ParallelSizes(), {"role": "critic"}),
-        ("tied", ParallelSizes(dp=2, edp=2), {"backend": "fsdp"}),
+        pytest.param("tied", ParallelSizes(), {"role": "critic"}, marks=pytest.mark.long),
+        pytest.param("tied", ParallelSizes(dp=2, edp=2), {"backend": "fsdp"}, marks=pytest.mark.long),
         ("sliding", ParallelSizes(), {"backend": "fsdp", "fsdp": {"gradient_checkpointing": True}}),
         ("untied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "role": "critic"}),
         ("tied", ParallelSizes(tp=2), {"backend": "fsdp"}),

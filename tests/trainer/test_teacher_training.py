@@ -37,9 +37,11 @@ def expected_divergence(folder) -> float:
     ("model", "sizes", "more"),
     [
         ("tied", ParallelSizes(tp=2, etp=2), {"share_prompts": True}),
-        ("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}),
+        pytest.param("untied", ParallelSizes(pp=2), {"bridge": "megatron-bridge"}, marks=pytest.mark.long),
         ("tied", ParallelSizes(cp=2, edp=2), {}),
-        ("tied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "share_prompts": True}),
+        pytest.param(
+            "tied", ParallelSizes(cp=2, edp=2), {"backend": "fsdp", "share_prompts": True}, marks=pytest.mark.long
+        ),
         ("tied", ParallelSizes(tp=2), {"backend": "fsdp"}),
         *(
             pytest.param(*row, marks=pytest.mark.long)

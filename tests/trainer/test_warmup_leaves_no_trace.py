@@ -14,12 +14,17 @@ from areal_like.backends.training.unchanged import keep_state
 @pytest.mark.parametrize(
     ("model", "sizes", "more"),
     [
-        ("tied", ParallelSizes(dp=2, edp=2), {}),
+        pytest.param("tied", ParallelSizes(dp=2, edp=2), {}, marks=pytest.mark.long),
         ("tied", ParallelSizes(pp=2, vpp=2), {"machine": Machine("cpu", "bfloat16")}),
         ("moe", ParallelSizes(dp=2, ep=2), {}),
         ("tied", ParallelSizes(tp=2, etp=2), {"role": "critic", "offload": True}),
         ("tied", ParallelSizes(dp=2), {"backend": "fsdp"}),
-        ("tied", ParallelSizes(dp=2, edp=2), {"megatron": {"overlap_grad_reduce": True, "overlap_param_gather": True}}),
+        pytest.param(
+            "tied",
+            ParallelSizes(dp=2, edp=2),
+            {"megatron": {"overlap_grad_reduce": True, "overlap_param_gather": True}},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["two ranks", "interleaved", "experts", "a critic that rests in host memory", "FSDP", "overlapping"],
 )

@@ -57,7 +57,15 @@ HOSTILE = {
     "pool of processes": ("children(ProcessPoolExecutor(2)); await asyncio.sleep(99999)", "time_limit"),
     "clean child": (f"subprocess.Popen(['sleep', '77777'], {CLEAN})", "done"),
 }
-LONG = ("regex in the loop", "sleep", "exits in a thread", "crashes", "takes memory in a thread")  # for the long tests
+SOON = (
+    "regex",
+    "stops itself",
+    "exits",
+    "takes memory",
+    "child that takes memory",
+    "endless loop in a thread",
+    "clean child",
+)
 SOURCE = f"""
 import ctypes, os, re, signal, subprocess, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -134,11 +142,11 @@ def play(write: Callable[..., Path], tmp_path: Path, hardened: Any) -> Callable[
     return play
 
 
-@pytest.mark.parametrize("name", [pytest.param(it, marks=[pytest.mark.long] if it in LONG else []) for it in HOSTILE])
+@pytest.mark.parametrize("name", [pytest.param(it, marks=[] if it in SOON else [pytest.mark.long]) for it in HOSTILE])
 def test_hostile_code_fails_its_own_episode_alone(name, play, hardened):
     body, cause = HOSTILE[name]
     limit = 5 if cause == "time_limit" else 600
-    others = 100 if name in LONG else 30
+    others = 30 if name in SOON else 100
     rewards, counts = play(body, f"episode.timeout_s={limit}", ordinary=others)
     # Whose memory a process has is known by which code ran when it was measured: rarely by another episode's.
     harmed = others - len(rewards) if cause == "memory" else 0
@@ -263,7 +271,10 @@ async def run(row, client):
 """
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(it, marks=[] if it in ("closed stdout", "patched asyncio") else [pytest.mark.long]) for it in BROKEN],
+)
 def test_a_broken_worker_is_replaced_and_costs_its_own_episodes_alone(name, write, tmp_path, monkeypatch):
     """It attracted every episode, because its loops had the fewest."""
     monkeypatch.setattr(remote, "FAILED_S", 0.5)

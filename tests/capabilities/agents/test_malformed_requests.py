@@ -134,7 +134,7 @@ def reply_to(path: str, *bodies: bytes) -> Any:
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_request_is_answered_or_refused_in_words(path, data):
     body = json.dumps(data.draw(mutated(REQUESTS[path]))).encode()

@@ -306,7 +306,7 @@ def test_usage_and_log_probs_are_sent_at_the_end():
     assert (counted.choices, counted.usage.completion_tokens) == ([], 3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.integers(0, OWN.vocab_size - 1) | st.sampled_from(OWN.encode_text("<call> é ab\n")), max_size=24),
     st.lists(st.sampled_from(["ab", "a", " 1", "<|turn|>", "é", "\n\n", "b<"]), max_size=2),
