@@ -8,6 +8,7 @@ import signal
 import textwrap
 import time
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before numpy or torch is imported
@@ -90,6 +91,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker("gpu"):
                     item.add_marker(pytest.mark.skip(reason="no CUDA here"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Give the files that use the session's SGLang server to one worker, so that one server starts."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrServer(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "sglang server" if _uses_server(config.rootpath / file) else file
+
+    return ByFileOrServer(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@cache
+def _uses_server(file: Path) -> bool:
+    return file.exists() and "sglang_server" in file.read_text()
 
 
 def _place(folder: str) -> int:

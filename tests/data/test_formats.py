@@ -156,7 +156,7 @@ def rows(draw: Any) -> dict[str, Any]:
     return made if tools is None else {**made, "tools": tools}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(rows(), min_size=1, max_size=4))
 def test_every_format_of_a_conversation_has_the_same_tokens(made):
     made = [FULL, *({**row, "tools": row.get("tools")} for row in made)]

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -115,12 +116,17 @@ def modules(package: str) -> dict[str, Path]:
 OWN = modules("areal_like")
 COMPILER = modules("allocation")
 BOTH = OWN | COMPILER
-TREES = {module: ast.parse(file.read_text()) for module, file in BOTH.items()}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """Parse a module."""
+    return ast.parse(BOTH[module].read_text())
 
 
 def imports(module: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of every module that one imports, also within functions and for types alone."""
-    for node in ast.walk(TREES[module]):
+    for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -130,7 +136,10 @@ def imports(module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, member if member in BOTH else str(node.module)
 
 
-GRAPH = {module: {name for _, name in imports(module) if name in BOTH and name != module} for module in BOTH}
+@cache
+def graph() -> dict[str, set[str]]:
+    """Return the modules of ours that each imports."""
+    return {module: {name for _, name in imports(module) if name in BOTH and name != module} for module in BOTH}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +154,7 @@ def test_each_part_imports_only_parts_below_it(package, order):
     wrong = [
         f"{module} imports {name}"
         for module in own - {CORE}
-        for name in GRAPH[module] & own - {CORE}
+        for name in graph()[module] & own - {CORE}
         if place(name) > place(module) and name not in UP.get(module, ())
     ]
     assert wrong == []
@@ -155,7 +164,7 @@ def test_the_core_imports_nothing_else_of_the_engine():
     """So that it can be read alone. Arrows that are gone are removed from `UP`."""
     up = {
         module: found
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         if module.startswith(CORE) and (found := {name for name in names & OWN.keys() if not name.startswith(CORE)})
     }
     assert up == UP
@@ -171,7 +180,7 @@ def test_only_a_capability_imports_a_capability_only_itself_and_its_needs():
     assert set(needs) == {"mcp", "sandbox"}
     wrong = [
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names
         if folder(name) and folder(name) not in {folder(module), *needs.get(folder(module), ())}
     ]
@@ -182,7 +191,7 @@ def needs_of(module: str) -> list[str]:
     """Return the names in NEEDS of a capability's package."""
     values = [
         node.value
-        for node in TREES[module].body
+        for node in tree_of(module).body
         if isinstance(node, ast.Assign) and any(getattr(target, "id", "") == "NEEDS" for target in node.targets)
     ]
     return [name for value in values for name in ast.literal_eval(value)]
@@ -206,7 +215,7 @@ def test_keys_of_capabilities_are_known_without_the_rest_of_them():
 
 def imported_at_once(module: str) -> Iterator[str]:
     """Yield the modules that the top level of one imports."""
-    for node in TREES[module].body:
+    for node in tree_of(module).body:
         if isinstance(node, ast.ImportFrom):
             yield str(node.module)
         elif isinstance(node, ast.Import):
@@ -215,28 +224,28 @@ def imported_at_once(module: str) -> Iterator[str]:
 
 def test_modules_form_no_circle():
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(f"circle: {' <- '.join(error.args[1])}")
 
 
 def test_no_chain_of_imports_is_long():
     longest: dict[str, tuple[str, ...]] = {}
-    for module in TopologicalSorter(GRAPH).static_order():
-        longest[module] = (module, *max((longest[name] for name in GRAPH[module]), key=len, default=()))
+    for module in TopologicalSorter(graph()).static_order():
+        longest[module] = (module, *max((longest[name] for name in graph()[module]), key=len, default=()))
     chain = max(longest.values(), key=len)
     assert len(chain) <= MOST, " <- ".join(chain)
 
 
 def test_no_module_imports_many_of_ours():
-    assert [f"{module}: {len(names)}" for module, names in GRAPH.items() if len(names) > MOST] == []
+    assert [f"{module}: {len(names)}" for module, names in graph().items() if len(names) > MOST] == []
 
 
 def test_no_function_is_longer_than_a_screen():
     long = [
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name} has {length} lines"
         for module, file in BOTH.items()
-        for node in ast.walk(TREES[module])
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := node.end_lineno - node.lineno + 1) > LONGEST
     ]
@@ -244,7 +253,9 @@ def test_no_function_is_longer_than_a_screen():
 
 
 def test_class_names_have_one_meaning():
-    names = Counter(node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    names = Counter(
+        node.name for tree in map(tree_of, BOTH) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    )
     assert [name for name, times in names.items() if times > 1] == []
 
 
@@ -277,7 +288,7 @@ def test_endpoints_of_servers_are_named_only_where_sglang_is():
         f"{file.relative_to(ROOT)}:{node.lineno} names {match[0]}"
         for module, file in OWN.items()
         if not module.startswith("areal_like.backends.sglang")
-        for node in ast.walk(TREES[module])
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (match := ENDPOINTS.search(node.value))
     ]
     assert found == []
@@ -294,7 +305,7 @@ def test_sglang_is_imported_by_its_launcher_and_patches_alone():
     assert [module for module in OWN if imports_sglang(module) and not allowed.fullmatch(module)] == []
     wrong = [
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names
         if name.startswith(folder) and not (module.startswith(folder) or allowed.fullmatch(module))
     ]
@@ -305,7 +316,7 @@ def test_patches_are_found_by_iteration_and_import_sglang_only_when_they_run():
     patches, inside = "areal_like.backends.sglang.patches.", "areal_like.backends.sglang.patches.inside"
     named = [
         f"{module} imports {name}"
-        for module, names in GRAPH.items()
+        for module, names in graph().items()
         for name in names
         if name.startswith(patches) and not module.startswith(patches)
     ]
@@ -353,7 +364,7 @@ def read_texts(tree: ast.AST) -> Iterator[int]:
 
 
 def test_findings_and_errors_are_told_apart_by_facts_and_not_by_their_texts():
-    found = {module: list(read_texts(tree)) for module, tree in TREES.items()}
+    found = {module: list(read_texts(tree_of(module))) for module in BOTH}
     wrong = [f"{BOTH[module]}:{line}" for module, lines in found.items() for line in lines if module not in READ_TEXTS]
     assert wrong == []
     assert [module for module in READ_TEXTS if not found[module]] == [], "which no longer read one"

@@ -120,15 +120,20 @@ def answer(clean: Path, *words: str, **environment: str) -> subprocess.Completed
     "command",
     [
         "allocation check 'megatron:(attn:d1p4t2c2|ffn:e4)' --model qwen3-30b-a3b --cluster 4x8",
-        "allocation explain sglang:d2t2+megatron:d2t2",
-        "allocation groups megatron:d4t2 --name tp",
-        "allocation memory megatron:d8t2 --model qwen3-8b --gpu h100",
         "allocation plan --model qwen3-0.6b --cluster 1x8",
         "allocation convert megatron:d2t2 --to verl",
-        "areal-like --help",
         "areal-like run --help",
-        "allocation explain-code ALLOC-HEADS",
         "areal-like explain-code RUN-MEGATRON-CONTEXT",
+        *(
+            pytest.param(command, marks=pytest.mark.long)
+            for command in (
+                "allocation explain sglang:d2t2+megatron:d2t2",
+                "allocation groups megatron:d4t2 --name tp",
+                "allocation memory megatron:d8t2 --model qwen3-8b --gpu h100",
+                "allocation explain-code ALLOC-HEADS",
+                "areal-like --help",
+            )
+        ),
     ],
 )
 def test_what_pip_installs_is_enough(clean: Path, command: str) -> None:
@@ -142,7 +147,7 @@ def test_the_engine_without_its_packages_says_what_to_do(clean: Path) -> None:
     assert "error[RUN-PACKAGE]" in result.stderr and "uv sync --extra cpu" in result.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(shell, marks=pytest.mark.long) for shell in ("zsh", "fish"))])
 @pytest.mark.parametrize("command", ["allocation", "areal-like"])
 def test_shells_complete(clean: Path, command: str, shell: str) -> None:
     asked = {f"_{command.replace('-', '_').upper()}_COMPLETE": f"source_{shell}"}  # detects no shell, unlike an option

@@ -114,7 +114,7 @@ def test_transformers_loads_the_hugging_face_checkpoint(ranks, models, saved, mo
 
 
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
-@pytest.mark.parametrize("model", ["tied", "untied", "moe"])
+@pytest.mark.parametrize("model", ["tied", pytest.param("untied", marks=pytest.mark.long), "moe"])
 def test_what_is_loaded_comes_out_bit_equal(ranks, models, model, bridge):
     weights = ranks.run(initial_weights, 2, Setting(models[model], ParallelSizes(tp=2, etp=2), bridge=bridge))[0]
     original = load_file(models[model] / "model.safetensors")
@@ -146,7 +146,9 @@ def test_weights_are_made_of_bfloat16_and_the_half_behind_it():
     assert not torch.equal(halves(ties)[0], ties.bfloat16())  # which rounds half of them down
 
 
-@pytest.mark.parametrize(("backend", "limit"), [("megatron", 0), ("megatron", 50_000), ("fsdp", 0)])
+@pytest.mark.parametrize(
+    ("backend", "limit"), [("megatron", 0), pytest.param("megatron", 50_000, marks=pytest.mark.long), ("fsdp", 0)]
+)
 def test_a_checkpoint_beyond_its_memory_is_written_before_training_goes_on(ranks, models, tmp_path, backend, limit):
     setting = Setting(models["tied"], DP2 if backend == "megatron" else ParallelSizes(dp=2), backend=backend)
     expected = ranks.run(save_without_copies, 2, replace(setting, copy_bytes=limit), tmp_path)[0]

@@ -39,10 +39,10 @@ def test_batches_that_cannot_be_trained_on_are_refused(ranks, models):
 @pytest.mark.parametrize(
     ("dtype", "distributed", "sizes"),
     [
-        ("float32", True, ParallelSizes(dp=2, edp=2)),
+        pytest.param("float32", True, ParallelSizes(dp=2, edp=2), marks=pytest.mark.long),
         ("float32", False, ParallelSizes(pp=2)),
         ("bfloat16", True, ParallelSizes(tp=2, etp=2)),
-        ("bfloat16", False, ParallelSizes(dp=2, edp=2)),
+        pytest.param("bfloat16", False, ParallelSizes(dp=2, edp=2), marks=pytest.mark.long),
     ],
 )
 def test_a_step_that_is_not_finite_changes_nothing(ranks, models, loss, dtype, distributed, sizes):
@@ -123,9 +123,9 @@ def test_ranks_listen_on_loopback_alone(ranks, models):
 @pytest.mark.parametrize(
     ("model", "dtype", "sizes"),
     [
-        ("tied", "float32", ParallelSizes(dp=2, edp=2)),
+        pytest.param("tied", "float32", ParallelSizes(dp=2, edp=2), marks=pytest.mark.long),
         ("tied", "bfloat16", ParallelSizes(dp=2, edp=2)),
-        ("moe", "float32", ParallelSizes(dp=2, ep=2)),
+        pytest.param("moe", "float32", ParallelSizes(dp=2, ep=2), marks=pytest.mark.long),
     ],
 )
 def test_an_engine_takes_its_threads_with_it(ranks, models, model, dtype, sizes):

@@ -55,7 +55,7 @@ def fsdp(model, d: int = 1, c: int = 1, t: int = 1, **settings) -> Setting:
 
 SPLIT = [
     ("tied", 1, 1, 2, {}),
-    ("untied", 2, 1, 2, {"gradient_checkpointing": True}),
+    pytest.param("untied", 2, 1, 2, {"gradient_checkpointing": True}, marks=pytest.mark.long),
     pytest.param("tied", 1, 2, 2, {}, marks=pytest.mark.long),
     pytest.param("tied", 3, 1, 2, {}, marks=pytest.mark.long),  # layers that 3 ranks cannot share evenly
 ]
@@ -146,7 +146,9 @@ def test_a_critic_trains_as_megatrons_does_and_goes_on_there(ranks, models, tmp_
         assert_close(gathered([again.before]), gathered([expected.after]))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", [*(pytest.param(it, marks=pytest.mark.long) for it in SCHEDULES[:-1]), SCHEDULES[-1]]
+)
 def test_learning_rates_are_megatrons(ranks, models, schedule):
     optimizer = OptimizerConfig(lr=1e-2, **schedule)
     rates = [

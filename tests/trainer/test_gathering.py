@@ -10,12 +10,18 @@ from trainer_jobs import Setting, gathered, messages
 
 from allocation import ParallelSizes
 
+TP2_PP2, TP2_EP2 = ParallelSizes(tp=2, pp=2, etp=2), ParallelSizes(tp=2, dp=2, ep=2, etp=2)
 
-@pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
+
 @pytest.mark.parametrize(
-    ("model", "sizes"),
-    [("tied", ParallelSizes(tp=2, pp=2, etp=2)), ("moe", ParallelSizes(tp=2, dp=2, ep=2, etp=2))],
-    ids=["tied-tp2pp2", "moe-tp2ep2"],
+    ("model", "sizes", "bridge"),
+    [
+        ("tied", TP2_PP2, "megatron-bridge"),
+        ("moe", TP2_EP2, "mbridge"),
+        pytest.param("tied", TP2_PP2, "mbridge", marks=pytest.mark.long),
+        pytest.param("moe", TP2_EP2, "megatron-bridge", marks=pytest.mark.long),
+    ],
+    ids=["tied-megatron-bridge", "moe-mbridge", "tied-mbridge", "moe-megatron-bridge"],
 )
 def test_every_rank_takes_part_in_every_bucket_and_rank_0_holds_it(ranks, models, model, sizes, bridge):
     outcomes = ranks.run(gathered, world(sizes), Setting(models[model], sizes, bridge=bridge))
