@@ -217,7 +217,9 @@ def test_a_misspelt_key_is_not_missing_as_well(write):
     assert keys == {"experiment_nam", "train_dataset.pth", "actr"}
 
 
-@pytest.mark.parametrize("key", all_keys())
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.long] if place % 4 else []) for place, key in enumerate(all_keys())]
+)
 def test_a_misspelt_key_is_all_that_is_wrong(write, key):
     misspelt = key[:-2] + key[-1]
     (finding,) = findings(write(), f"{misspelt}=1")

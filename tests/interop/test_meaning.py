@@ -69,7 +69,13 @@ def resolved(config, key):
     return value
 
 
-@pytest.mark.parametrize(("system", "settings", "wanted"), ROWS, ids=[f"{r[0]}: {r[1]} -> {r[2]}" for r in ROWS])
+@pytest.mark.parametrize(
+    ("system", "settings", "wanted"),
+    [
+        pytest.param(*row, id=f"{row[0]}: {row[1]} -> {row[2]}", marks=[pytest.mark.long] if place % 4 else [])
+        for place, row in enumerate(ROWS)
+    ],
+)
 def test_a_setting_has_the_value_that_it_has_there(system, settings, wanted):
     done = migrate(with_settings(system, settings), system)
     assert done.problems == []

@@ -42,7 +42,7 @@ LONG = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(it, marks=[LONG] if it in ("not distributed", "fsdp tensors") else []) for it in LAYOUTS]
+    "layout", [pytest.param(it, marks=[] if it in ("tensors", "pipeline", "fsdp") else [LONG]) for it in LAYOUTS]
 )
 def test_float16_trains_as_float32_does(ranks, models, layout):
     """Gradients are scaled for the backward pass alone: their norm and the weights are those of float32, rounded."""
@@ -96,7 +96,7 @@ def resumed_step(
 
 
 @pytest.mark.parametrize(
-    "layout", ["one", "not distributed", "fsdp", *(pytest.param(it, marks=LONG) for it in ("data", "fsdp tensors"))]
+    "layout", ["one", "fsdp", *(pytest.param(it, marks=LONG) for it in ("data", "not distributed", "fsdp tensors"))]
 )
 def test_an_overflow_skips_the_step_and_lowers_the_scale_which_checkpoints_keep(ranks, models, tmp_path, layout):
     """More skips than `max_skipped_steps` do not end the run while a smaller scale may help."""
@@ -164,7 +164,7 @@ def head_error(rendezvous: Rendezvous, listener: socket.socket | None, setting: 
 
 
 @pytest.mark.parametrize("how", [{}, {"sizes": ParallelSizes(tp=2, etp=2)}, {"sizes": TWO, "backend": "fsdp"}])
-@pytest.mark.parametrize("model", ["tied", "untied"])
+@pytest.mark.parametrize("model", [pytest.param("tied", marks=LONG), "untied"])
 def test_an_output_layer_in_float32_is_not_rounded(ranks, models, how, model):
     """Hidden states and weights are in bfloat16; the gradients are those of the rounded layer, but for rounding."""
     rounded = Setting(models[model], machine=Machine("cpu", "bfloat16"), **how)
