@@ -28,7 +28,7 @@ from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.rollout.single_turn import SingleTurn
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Prompt, Reward
-from areal_like.core.weights.sync import SyncSpec, publish
+from areal_like.core.weights import SyncSpec, publish
 from areal_like.run.supervisor import ServerSupervisor
 from benchmarks.simulated_servers import MOST, RUNNING, Network, is_complete
 from benchmarks.simulated_time import simulate

@@ -31,7 +31,7 @@ from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.served_form import served_form
-from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sender, make_sync, publish
 from areal_like.demo.init_model import model_config
 from benchmarks.real_run import only
 from benchmarks.report import save

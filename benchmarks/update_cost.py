@@ -44,7 +44,7 @@ from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig, RunConfig
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
-from areal_like.core.weights.sync import SyncSpec, make_sender, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sender, make_sync, publish
 from areal_like.demo.init_model import _tensor_shapes, model_config
 from benchmarks.memory import SHAPES
 from benchmarks.report import ROOT, circumstances

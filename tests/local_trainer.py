@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from areal_like.backends.transports.checksum import checksum
-from areal_like.core.weights.sync import make_sender
+from areal_like.core.weights import make_sender
 
 
 class LocalTrainer:

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_like.core.columns import Column, Columns, Use, Values, column_of, declare
-from areal_like.core.images import Images
+
+type Images = tuple[bytes, ...]
+"""The images of a sequence, encoded as PNG or JPEG, in the order of their tokens."""
 
 type Device = Literal["cpu", "cuda"]
 

@@ -11,8 +11,7 @@ from numbers import Real
 from typing import Any
 
 from areal_like.core.config.schema import DatasetConfig, RunConfig, SourceConfig, TrainDatasetConfig, ValidDatasetConfig
-from areal_like.core.images import ImageError, Images
-from areal_like.core.types import AnswerCheck, Prompt, value_at
+from areal_like.core.types import AnswerCheck, Images, Prompt, value_at
 from areal_like.data.conversations import (
     ending_problem,
     find_null,
@@ -22,6 +21,7 @@ from areal_like.data.conversations import (
     read_prompt,
     without_ending,
 )
+from areal_like.data.images import ImageError
 from areal_like.data.processor import images_of
 from areal_like.data.records import read_records
 from areal_like.data.row_images import read_images, with_images

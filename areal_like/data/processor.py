@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_like.core.images import ImageError, Images, from_data_url, read_size
+from areal_like.core.types import Images
+from areal_like.data.images import ImageError, from_data_url, read_size
 
 # The number of tokens depends on the image's size
 GRID = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")

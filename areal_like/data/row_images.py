@@ -7,7 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from areal_like.core.images import ImageError, Images, as_data_url, decode, encode_picture, from_data_url
+from areal_like.core.types import Images
+from areal_like.data.images import ImageError, as_data_url, decode, encode_picture, from_data_url
 
 PLACE = "<image>"  # in a text, as in verl and other systems
 _NO_PLACE = "Write one <image> into the text for each image, or none: then the images come before the text"

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import tokenizers
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from areal_like.core.images import ImageError, Images
+from areal_like.core.types import Images
 from areal_like.data.end_tokens import EndTokens, find_end_tokens
+from areal_like.data.images import ImageError
 from areal_like.data.prefill import WHY_NOT, split_prefill
 from areal_like.data.processor import (
     PROCESSOR_FILES,

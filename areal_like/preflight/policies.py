@@ -8,8 +8,8 @@ from allocation.diagnostics import Finding
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.core.algorithms.types import Algorithm
-from areal_like.core.config.adapters import at_adapter
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.config.validate import at_adapter
 from areal_like.core.types import Device, Prompt
 from areal_like.data.dataset import training_steps
 from areal_like.data.tokenizer import Tokenizer

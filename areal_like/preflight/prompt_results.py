@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from allocation.diagnostics import Finding, Severity
 from areal_like.core.config.findings import finding
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.loop.prompt_values import prompt_keys
+from areal_like.core.loop.prompt_results import prompt_keys
 from areal_like.core.types import Prompt
 from areal_like.data.dataset import training_steps
 

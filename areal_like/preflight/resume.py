@@ -11,12 +11,11 @@ from allocation.diagnostics import Finding, Severity
 from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.backends.megatron.distributed import CONFIG
-from areal_like.core.checkpoint.journal import Journal, count_steps, read_header
-from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Store, newest
+from areal_like.core.checkpoint.journal import read_header
+from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, RESTART, lost_by_restart, newest
 from areal_like.core.config.findings import finding
-from areal_like.core.config.keys import annotation_of, is_below, members, section_of, value_at
+from areal_like.core.config.keys import annotation_of, is_below, mask, members, section_of, value_at
 from areal_like.core.config.schema import EngineConfig, RunConfig, TrainerRole
-from areal_like.core.config.secrets import mask
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Prompt
 from areal_like.data.dataset import fingerprints, training_steps
@@ -195,32 +194,3 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return "a section"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-RESTART = "write recover.restart=true to start at step 0 again"
-
-
-def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
-    """Return the files that a start at step 0 discards in a `recover` directory without a complete checkpoint, "" if
-    nothing."""
-    steps = count_steps(directory / JOURNAL)
-    there = [f"{steps} steps in its journal"] if steps else []
-    if incomplete:
-        there.append(f"{len(incomplete)} incomplete checkpoints ({'; '.join(incomplete)})")
-    return f"the run in {directory.parent} has {' and '.join(there)}, but no complete checkpoint" if there else ""
-
-
-def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
-    """Put incomplete checkpoints and the journal aside for a start at step 0; return the names, "" if there are none.
-
-    Raises CheckpointError unless `recover.restart` is set.
-    """
-    lost = lost_by_restart(store.directory, incomplete)
-    if lost and not restart:
-        raise CheckpointError(
-            f"{lost}. The same command does not discard them by itself: {RESTART}, or choose another trial_name"
-        )
-    if lost:
-        store.clean(0)  # before the journal: checkpoints without a journal are rejected
-        journal.put_aside()
-    return lost

@@ -6,9 +6,9 @@ from typing import Any
 import yaml
 
 from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, newest
+from areal_like.core.config.keys import mask
 from areal_like.core.config.load import THE_TIME, LoadedConfig
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.config.secrets import mask
 from areal_like.core.errors import CheckpointError
 from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.machine import CONFIG_FILE

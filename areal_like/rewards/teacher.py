@@ -18,8 +18,8 @@ from areal_like.core.errors import RunError, ServerError
 from areal_like.core.rollout.backends import DEFAULT, find_backend
 from areal_like.core.rollout.http import Deadline, Unavailable, session
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.protocol import Workflow
 from areal_like.core.rollout.server import Server
+from areal_like.core.rollout.single_turn import Workflow
 from areal_like.core.types import (
     TEACHER_IDS,
     TEACHER_LOGPROBS,

@@ -9,9 +9,9 @@ from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Collectors, Policy, state_of
 from areal_like.core.rollout.collector import Collector
-from areal_like.core.rollout.protocol import MakesWorkflows
+from areal_like.core.rollout.single_turn import MakesWorkflows
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights.sync import WeightSync
+from areal_like.core.weights import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.run.collecting import evaluation_sets, make_collector

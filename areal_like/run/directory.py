@@ -14,7 +14,16 @@ from psutil import Process
 from areal_like.core.checkpoint.files import size_of, write_durably
 from areal_like.core.checkpoint.journal import Journal, RunState, count_steps
 from areal_like.core.checkpoint.recovery import Recovery, Saves
-from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, Checkpoint, Store, newest
+from areal_like.core.checkpoint.store import (
+    DIRECTORY,
+    INTERRUPTED,
+    JOURNAL,
+    Checkpoint,
+    Store,
+    lost_by_restart,
+    newest,
+    put_aside,
+)
 from areal_like.core.config.load import dump
 from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.core.errors import CheckpointError, DirectoryTaken, PreparationError, private, private_files
@@ -26,7 +35,6 @@ from areal_like.metrics.record import Record
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.sinks import StatsSink
 from areal_like.preflight.machine import CONFIG_FILE, FAILED_FILE
-from areal_like.preflight.resume import lost_by_restart, put_aside
 from areal_like.run.lock import describe_holders, kept_from_forks, patience
 from areal_like.runtime.owner import Ownership, Silence, describe_owner, holders, last_owner, take_over
 

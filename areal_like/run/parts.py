@@ -7,11 +7,10 @@ from areal_like.core.checkpoint.journal import Journal, RunState
 from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy
-from areal_like.core.loop.prompt_results import PromptResults
-from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
-from areal_like.core.rollout.protocol import MakesWorkflows
+from areal_like.core.loop.prompt_results import PromptResults, PromptValues, prompt_keys
+from areal_like.core.rollout.single_turn import MakesWorkflows
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights.sync import WeightSync
+from areal_like.core.weights import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.teacher import Teacher

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.protocol import MakesWorkflows
-from areal_like.core.trainer.reference import Reference
-from areal_like.core.trainer.remote import Trainer
+from areal_like.core.rollout.single_turn import MakesWorkflows
+from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.core.transfer import FileSource
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.teacher import Teacher

@@ -27,10 +27,9 @@ from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import ServerSpec
 from areal_like.core.served_form import Convert, served_form
 from areal_like.core.trainer.engine import EngineSpec, LoRA
-from areal_like.core.trainer.reference import Reference
-from areal_like.core.trainer.remote import Trainer
+from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.core.transfer import FileSource
-from areal_like.core.weights.sync import SyncSpec, WeightSync, compare_checksums, make_sender, make_sync
+from areal_like.core.weights import SyncSpec, WeightSync, compare_checksums, make_sender, make_sync
 from areal_like.job import Job
 from areal_like.run.model_files import local_directory
 from areal_like.run.supervisor import ServerSupervisor

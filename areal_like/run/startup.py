@@ -10,8 +10,7 @@ from areal_like.backends.ray.run import RunCluster
 from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.core.events import span
-from areal_like.core.trainer.reference import Reference
-from areal_like.core.trainer.remote import Trainer
+from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory

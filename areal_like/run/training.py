@@ -8,16 +8,16 @@ from dataclasses import replace
 from areal_like.backends.ray.run import RunCluster
 from areal_like.capability import Started, make_hooks
 from areal_like.core.gc_tuning import gc_tuned
-from areal_like.core.loop.gpu_sharing import share_gpus
 from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.step import Models
 from areal_like.core.loop.stopping import Stop
-from areal_like.core.rollout.token_ledger import token_ledger
-from areal_like.core.weights.sync import publish
+from areal_like.core.rollout.collector import token_ledger
+from areal_like.core.weights import publish
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.directory import RunDirectory
+from areal_like.run.gpu_sharing import share_gpus
 from areal_like.run.parts import make_parts, make_results
 from areal_like.run.ready import Serving, Trainers
 from areal_like.run.start import weight_sync

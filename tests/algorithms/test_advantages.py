@@ -11,8 +11,7 @@ from tolerance import assert_close
 
 from areal_like.core.algorithms.advantages import estimate, gae, normalise, overlong_penalty
 from areal_like.core.algorithms.batch import policy_batches
-from areal_like.core.algorithms.kl import divergence
-from areal_like.core.algorithms.losses import decoupled_ppo
+from areal_like.core.algorithms.losses import decoupled_ppo, divergence
 from areal_like.core.algorithms.settings import (
     FROM_GROUP_MEAN,
     IN_BATCH,

@@ -13,13 +13,16 @@ from areal_like.core.algorithms.losses import (
     Sequences,
     ValueLoss,
     cispo,
+    cpgd,
     decoupled_ppo,
     dpo,
+    gmpo,
     of_tokens,
+    sapo,
     sft,
+    topr,
     value_loss,
 )
-from areal_like.core.algorithms.objectives import cpgd, gmpo, sapo, topr
 from areal_like.core.algorithms.settings import PRESETS, Settings
 from areal_like.core.types import LossSpec
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tolerance import assert_close, close_to
 
-from areal_like.core.algorithms.preferences import every_pair
+from areal_like.core.algorithms.presets import every_pair
 from areal_like.core.algorithms.types import Experience
 from areal_like.core.types import Batch
 

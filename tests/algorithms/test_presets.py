@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from areal_like.core.algorithms.batch import policy_batches
-from areal_like.core.algorithms.losses import ValueLoss, cispo, decoupled_ppo, dpo, sft
-from areal_like.core.algorithms.objectives import cpgd
+from areal_like.core.algorithms.losses import ValueLoss, cispo, cpgd, decoupled_ppo, dpo, sft
 from areal_like.core.algorithms.presets import ALGORITHMS, make_algorithm, tells_apart
 from areal_like.core.algorithms.settings import KEYS, PRESETS, Settings, settings_of
 from areal_like.core.algorithms.types import Algorithm, Experience

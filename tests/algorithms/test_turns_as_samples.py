@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from tolerance import assert_close
 
-from areal_like.core.algorithms.advantages import estimate, shape_rewards
+from areal_like.core.algorithms.advantages import estimate, estimate_with_signs, shape_rewards
 from areal_like.core.algorithms.batch import join, minibatches, turn_mean
 from areal_like.core.algorithms.settings import PRESETS, Settings
-from areal_like.core.algorithms.topr import estimate_with_signs
 from areal_like.core.config.schema import NormConfig
 from areal_like.core.types import TURN_REWARDS, TURN_STATES, FinishReason, Trajectory
 

@@ -27,8 +27,7 @@ from areal_like.core.errors import DirectoryTaken
 from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.policies import Policy
-from areal_like.core.loop.prompt_results import PromptResults
-from areal_like.core.loop.prompt_values import prompt_keys
+from areal_like.core.loop.prompt_results import PromptResults, prompt_keys
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
 from areal_like.core.rollout.http import Deadline

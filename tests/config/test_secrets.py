@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from areal_like import commands
 from areal_like.capabilities.report.run_page import RunPage
 from areal_like.core.config.findings import ConfigError
+from areal_like.core.config.keys import MASK
 from areal_like.core.config.load import dump, load
-from areal_like.core.config.secrets import MASK
 from areal_like.core.types import Prompt
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from vision_models import picture, write_files
 
 from areal_like.core.config.schema import DatasetConfig
-from areal_like.core.images import as_data_url
 from areal_like.data.dataset import load_prompts
+from areal_like.data.images import as_data_url
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from areal_like.core import images
-from areal_like.core.images import ImageError, decode, encode_picture, image_token, read_size
+from areal_like.data import images
+from areal_like.data.images import ImageError, decode, encode_picture, image_token, read_size
 
 
 def encoded(width, height, form="PNG"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from vision_models import FAMILIES, picture, write_files
 
-from areal_like.core.images import as_data_url
+from areal_like.data.images import as_data_url
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 
 SIZES = (5, 28, 41, 60, 112, 333, 700)

@@ -11,9 +11,9 @@ import pytest
 from vision_models import picture, write_files
 
 from areal_like.core.config.schema import TrainDatasetConfig
-from areal_like.core.images import as_data_url
-from areal_like.core.loop.prompt_values import prompt_keys
+from areal_like.core.loop.prompt_results import prompt_keys
 from areal_like.data.dataset import DatasetError, fingerprints, load_prompts
+from areal_like.data.images import as_data_url
 from areal_like.data.tokenizer import Tokenizer
 
 ONE, TWO = picture(60, 40), picture(40, 90, 1, "JPEG")

@@ -1,7 +1,7 @@
 import pytest
 
 from areal_like.core.config.schema import InitModelConfig
-from areal_like.core.images import as_data_url, decode, draw
+from areal_like.data.images import as_data_url, decode, draw
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from areal_like.demo.init_model import write_init_model

@@ -19,9 +19,9 @@ from vision_jobs import log_probs, look, values
 
 from allocation import ParallelSizes
 from areal_like.backends.training.image_inputs import IMAGE_MARKS, ImageReader, load_processor
-from areal_like.core.images import ImageError, draw
 from areal_like.core.trainer.engine import LoRA
 from areal_like.core.types import Batch
+from areal_like.data.images import ImageError, draw
 
 FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma3"]
 

@@ -13,8 +13,8 @@ from trainer_jobs import VOCABULARY
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 from vision_models import rewrite_as_published
 
-from areal_like.core.images import Images, decode, draw
-from areal_like.core.types import Batch
+from areal_like.core.types import Batch, Images
+from areal_like.data.images import decode, draw
 
 IMAGE, VIDEO, BEGIN, END = 5, 6, 3, 4
 _TEXT = {

@@ -19,7 +19,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 from transformers.activations import ACT2FN
 from vision_models import picture, write_vlm
 
-from areal_like.core.images import decode
+from areal_like.data.images import decode
 
 SIDE = 448  # an image takes 256 tokens, as a published gemma3's does
 WINDOW = 64  # shorter than an image

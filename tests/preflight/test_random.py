@@ -9,9 +9,8 @@ import yaml
 from limits import HUNG_S
 
 from areal_like.core.config.findings import ConfigError
-from areal_like.core.config.keys import all_keys, annotation_of, members, section_of
+from areal_like.core.config.keys import all_keys, annotation_of, mask, members, section_of
 from areal_like.core.config.load import dump, load
-from areal_like.core.config.secrets import mask
 from areal_like.preflight import preflight
 
 COUNT = int(os.environ.get("AREAL_LIKE_RANDOM_CONFIGURATIONS", "150"))

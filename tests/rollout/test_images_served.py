@@ -23,8 +23,9 @@ from vision_models import picture, write_vlm
 
 from areal_like.core.config.load import load
 from areal_like.core.errors import ServerError
-from areal_like.core.images import Images, as_data_url, decode
 from areal_like.core.rollout.pool import Requests, Response, Sampling, ServerPool
+from areal_like.core.types import Images
+from areal_like.data.images import as_data_url, decode
 from areal_like.data.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "examples/math/gsm8k_grpo_cpu.yaml"

@@ -22,10 +22,10 @@ from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.sglang.options import server_arguments
 from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
-from areal_like.core.loop.gpu_sharing import Alternate
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
-from areal_like.core.weights.sync import SyncSpec, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sync, publish
+from areal_like.run.gpu_sharing import Alternate
 
 pytestmark = pytest.mark.gpu
 

@@ -23,7 +23,7 @@ from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.weights.sync import SyncSpec, TensorSpec, publish
+from areal_like.core.weights import SyncSpec, TensorSpec, publish
 from areal_like.run import supervisor
 from areal_like.run.supervisor import Restarts, ServerSupervisor
 

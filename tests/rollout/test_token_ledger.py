@@ -18,12 +18,11 @@ from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.rollout import pool, router
 from areal_like.core.rollout.admission import Admission
-from areal_like.core.rollout.collector import Collector
+from areal_like.core.rollout.collector import Collector, token_ledger
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.rollout.single_turn import SingleTurn
 from areal_like.core.rollout.stream import PromptStream
-from areal_like.core.rollout.token_ledger import token_ledger
 from areal_like.core.types import Ints, Prompt, Reward, Trajectory
 
 STOP, ENDLESS = 7, 50

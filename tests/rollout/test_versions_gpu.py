@@ -22,7 +22,7 @@ from areal_like.backends.sglang.process import SGLangServer
 from areal_like.core.config.load import load
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.server import ServerSpec
-from areal_like.core.weights.sync import SyncSpec, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sync, publish
 from areal_like.demo.init_model import write_init_model
 
 pytestmark = pytest.mark.gpu

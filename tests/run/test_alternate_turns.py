@@ -11,10 +11,10 @@ from aiohttp import web
 from fake_server import FakeServer, output, serving
 
 from areal_like.core.errors import WeightUpdateError
-from areal_like.core.loop.gpu_sharing import Alternate
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Requests, Sampling, ServerPool
-from areal_like.core.weights.sync import publish
+from areal_like.core.weights import publish
+from areal_like.run.gpu_sharing import Alternate
 
 PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
 RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"

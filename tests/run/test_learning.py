@@ -22,8 +22,7 @@ from areal_like.core.algorithms.presets import ALGORITHMS, make_algorithm
 from areal_like.core.config.load import load
 from areal_like.core.hooks import Share
 from areal_like.core.loop.policies import Policy
-from areal_like.core.loop.prompt_results import PromptResults
-from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
+from areal_like.core.loop.prompt_results import PromptResults, PromptValues, prompt_keys
 from areal_like.core.loop.step import Models, train_step
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import TEACHER_LOGPROBS, Batch, FinishReason, LossSpec, Prompt, Trajectory

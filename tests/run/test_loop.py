@@ -18,10 +18,9 @@ from areal_like.core.config.load import load
 from areal_like.core.errors import LogprobMismatch, RewardsMissing, ServerError
 from areal_like.core.hooks import Hook
 from areal_like.core.loop import step as step_module
-from areal_like.core.loop.batch_statistics import describe
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.loop import Parts, reinforce
-from areal_like.core.loop.policies import Policy
+from areal_like.core.loop.policies import Policy, describe
 from areal_like.core.loop.step import Models, mean
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.types import Batch, FinishReason, LossSpec, Prompt, Trajectory

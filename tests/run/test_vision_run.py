@@ -11,8 +11,8 @@ from running import run
 from vision_models import write_vlm
 
 from areal_like.core.config.load import load
-from areal_like.core.images import decode
 from areal_like.core.user_code import load_object
+from areal_like.data.images import decode
 from areal_like.preflight import preflight
 from areal_like.preflight.data import image_share
 

@@ -11,8 +11,7 @@ from tolerance import close_to
 from trainer_jobs import Setting, engine, make_batch
 
 from allocation import ParallelSizes
-from areal_like.core.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo
-from areal_like.core.algorithms.objectives import gmpo
+from areal_like.core.algorithms.losses import LossInputs, TokenLoss, decoupled_ppo, dpo, gmpo
 from areal_like.core.algorithms.settings import PRESETS, Settings
 from areal_like.core.trainer.engine import Rendezvous
 from areal_like.core.types import LossSpec

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from areal_like.core.config.schema import ReferenceConfig
-from areal_like.core.trainer.reference import Reference
+from areal_like.core.trainer.remote import Reference
 from areal_like.core.types import Batch
 
 

@@ -18,7 +18,7 @@ from areal_like.backends.sglang.checksums import compare, watch
 from areal_like.backends.training.rank import TrainerRank
 from areal_like.backends.transports.checksum import checksum
 from areal_like.core.errors import WeightUpdateError
-from areal_like.core.weights.sync import compare_checksums, make_sender, publish
+from areal_like.core.weights import compare_checksums, make_sender, publish
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])

@@ -36,7 +36,7 @@ from areal_like.backends.transports.deltas.files import (
 from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.transfer import Chain
-from areal_like.core.weights.sync import SyncSpec, compare_checksums, make_sender, make_sync, publish
+from areal_like.core.weights import SyncSpec, compare_checksums, make_sender, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: disk")
 

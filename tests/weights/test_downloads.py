@@ -32,7 +32,7 @@ from areal_like.core.errors import WeightUpdateError
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.transfer import Chain, FileSource, WeightFile, locate
-from areal_like.core.weights.sync import SyncSpec, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: disk")
 

@@ -23,7 +23,7 @@ from areal_like.backends.transports.collective.controller import GROUP, Collecti
 from areal_like.backends.transports.collective.giving_up import LOOK_S, GivenUp, wait_for
 from areal_like.backends.transports.collective.rank import CollectiveSender
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.weights.sync import SyncSpec, TensorSpec, publish
+from areal_like.core.weights import SyncSpec, TensorSpec, publish
 
 
 class Engine:

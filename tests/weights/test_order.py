@@ -18,11 +18,11 @@ from torch import Tensor
 from areal_like.backends.transports.collective import rank as collective
 from areal_like.backends.transports.collective.rank import CollectiveSender
 from areal_like.backends.transports.ipc.rank import IpcSender
+from areal_like.core import weights as sync
 from areal_like.core.errors import WeightUpdateError, WorkerError
 from areal_like.core.rollout.pool import Requests, Sampling, ServerPool
 from areal_like.core.transfer import EXPORT_LAYOUT
-from areal_like.core.weights import sync
-from areal_like.core.weights.sync import SyncSpec, make_sync, publish
+from areal_like.core.weights import SyncSpec, make_sync, publish
 
 MIB = 1 << 20
 

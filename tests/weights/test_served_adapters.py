@@ -26,7 +26,7 @@ from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.transfer import ONLY_ADAPTER as ONLY
-from areal_like.core.weights.sync import SyncSpec
+from areal_like.core.weights import SyncSpec
 from areal_like.preflight import preflight
 from areal_like.preflight.exclusions import SERVED, SERVED_EXPERTS
 

@@ -18,11 +18,11 @@ from local_trainer import LocalTrainer
 from safetensors.numpy import load_file, save_file
 
 from areal_like.backends import http as client
+from areal_like.core import weights as sync
 from areal_like.core.errors import ServerError, WeightUpdateError, WorkerError
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.weights import sync
-from areal_like.core.weights.sync import SyncSpec, WeightSync, make_sync, publish
+from areal_like.core.weights import SyncSpec, WeightSync, make_sync, publish
 
 pytestmark = pytest.mark.covers("updates: collective", "updates: disk")
 

@@ -14,11 +14,11 @@ from areal_like.backends.fsdp import attention
 from areal_like.backends.fsdp.grid import Grid
 from areal_like.backends.fsdp.vision import Vision
 from areal_like.core.config.schema import MicroBatchConfig
-from areal_like.core.images import Images, draw, read_size
 from areal_like.core.trainer import packing
 from areal_like.core.trainer.device_batch import to_device
 from areal_like.core.trainer.engine import EngineSpec
-from areal_like.core.types import Batch, Ints
+from areal_like.core.types import Batch, Images, Ints
+from areal_like.data.images import draw, read_size
 
 # Nats. In bfloat16 two ways of computing one model differ; equal ones are 1e-6 apart in float32.
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1, "float16": 0.02}

@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.backends.training.image_inputs import ImageReader
-from areal_like.core.images import Images
 from areal_like.core.trainer.device_batch import DeviceBatch, DeviceImages
-from areal_like.core.types import Ints
+from areal_like.core.types import Images, Ints
 
 
 class Vision:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from areal_like.core.columns import Column, Values, served_columns
-from areal_like.core.rollout.sampling import Sampling
+from areal_like.core.rollout.sample import Sampling
 
 
 def fields_of(columns: Iterable[Column]) -> list[tuple[str, Any, None]]:

@@ -15,11 +15,10 @@ from areal_like.backends.sglang import COMMAND, DOWNLOAD, GIVE_UP
 from areal_like.backends.sglang.answers import part_of
 from areal_like.backends.sglang.served import read_served, request_served
 from areal_like.core.columns import Form, Values
-from areal_like.core.images import Images
-from areal_like.core.rollout.sampling import Sampling
+from areal_like.core.rollout.sample import Sampling
 from areal_like.core.rollout.server import NO_COLUMNS, Generation, Load, Part, WeightGroup
 from areal_like.core.transfer import Chain, FileSource, Layout
-from areal_like.core.types import Floats, Ints
+from areal_like.core.types import Floats, Images, Ints
 
 GENERATE, CLASSIFY = "/generate", "/classify"
 MODEL_INFO, SERVER_INFO, LOADS = "/model_info", "/server_info", "/v1/loads"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_like.core.columns import Column, declare
-from areal_like.core.images import ImageError, Images, decode, draw
 from areal_like.core.trainer.device_batch import ImageInputs
-from areal_like.core.types import Batch, Ints
+from areal_like.core.types import Batch, Images, Ints
+from areal_like.data.images import ImageError, decode, draw
 
 SAMPLED = 3  # image tokens in a row that a model may have sampled, which are words as any other; an image takes more
 _REMEMBERED = 64  # images whose pixels are kept for the passes of a step

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from areal_like.backends.transports.checksum import checksum
 from areal_like.core.trainer.engine import TrainEngine
-from areal_like.core.weights.sync import TensorSpec
+from areal_like.core.weights import TensorSpec
 
 
 class Buckets:

@@ -14,8 +14,7 @@ import numpy as np
 from areal_like.capabilities.agents.parameters import parameters
 from areal_like.capabilities.agents.workers.worker import Ask, AskNow
 from areal_like.core.rollout.joining import Part, join_parts
-from areal_like.core.rollout.response import Response
-from areal_like.core.rollout.sample import Sampling
+from areal_like.core.rollout.sample import Response, Sampling
 from areal_like.core.types import FinishReason, Ints, Prompt, Reward, Trajectory
 from areal_like.data.tokenizer import Tokenizer
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, model_validator
 
-from areal_like.core.images import decode, from_data_url
+from areal_like.data.images import decode, from_data_url
 
 TEXT_ALONE = "the run generates from text alone"
 TEXT_AND_IMAGES = "the run generates from text and images"

@@ -9,7 +9,7 @@ import numpy as np
 
 from areal_like.core.columns import Values
 from areal_like.core.rollout.joining import as_response, join_columns
-from areal_like.core.rollout.response import Response
+from areal_like.core.rollout.sample import Response
 from areal_like.core.types import Ints, Trajectory
 
 

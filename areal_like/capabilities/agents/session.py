@@ -19,10 +19,8 @@ from areal_like.capabilities.agents.refusal import Refused as Refused
 from areal_like.capabilities.agents.turn import Turn, join_turns
 from areal_like.core.config.schema import MOST_KEPT
 from areal_like.core.errors import RunError
-from areal_like.core.images import Images
-from areal_like.core.rollout.response import Response
-from areal_like.core.rollout.sample import OnTokens, Sampling
-from areal_like.core.types import TEMPERATURES, FinishReason, Ints, Prompt, Reward, Trajectory
+from areal_like.core.rollout.sample import OnTokens, Response, Sampling
+from areal_like.core.types import TEMPERATURES, FinishReason, Images, Ints, Prompt, Reward, Trajectory
 from areal_like.data.processor import images_of
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
 

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from areal_like.capabilities.agents.conversation import Continuity, Message, TemplateContext
 from areal_like.core.columns import all_columns
-from areal_like.core.images import Images
 from areal_like.core.rollout.joining import Part, join_parts, not_trained
-from areal_like.core.rollout.response import Response
-from areal_like.core.types import TURN_REWARDS, TURN_STATES, Ints, Node, Prompt, Reward, Trajectory
+from areal_like.core.rollout.sample import Response
+from areal_like.core.types import TURN_REWARDS, TURN_STATES, Images, Ints, Node, Prompt, Reward, Trajectory
 
 
 @dataclass(eq=False)

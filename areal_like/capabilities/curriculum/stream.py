@@ -9,7 +9,7 @@ import numpy as np
 
 from areal_like.capabilities.curriculum.schema import CurriculumConfig, CurriculumKeys
 from areal_like.core.config.keys import with_keys
-from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
+from areal_like.core.loop.prompt_results import PromptValues, prompt_keys
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import Ints, Prompt
 from areal_like.job import Job

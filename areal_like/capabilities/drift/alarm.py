@@ -32,7 +32,7 @@ from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.types import Batch, Floats, Trajectory
-from areal_like.core.weights.sync import WeightSync, compare_checksums, publish
+from areal_like.core.weights import WeightSync, compare_checksums, publish
 
 PROBE_S = 30.0  # that a step waits for all scores of its probe; a server that is late is left out of it
 

@@ -9,7 +9,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-from areal_like.core.config.secrets import mask_urls
+from areal_like.core.config.keys import mask_urls
 from areal_like.core.events import Event
 from areal_like.metrics.console import complain
 from areal_like.metrics.listener import Listener

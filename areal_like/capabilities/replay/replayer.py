@@ -28,8 +28,7 @@ from areal_like.core.errors import CheckpointError
 from areal_like.core.hooks import Share, TrainingStep
 from areal_like.core.loop.policies import Policy, split
 from areal_like.core.loop.step import Models, mean_of_shares, train_step
-from areal_like.core.trainer.reference import Reference
-from areal_like.core.trainer.remote import Trainer
+from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.core.types import Floats, Trajectory
 from areal_like.job import Job
 from areal_like.metrics.console import View

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_like.core.algorithms.kl import divergence
+from areal_like.core.algorithms.losses import divergence
 from areal_like.core.algorithms.normalise import normalise
-from areal_like.core.algorithms.selection import select
 from areal_like.core.algorithms.settings import Settings
-from areal_like.core.algorithms.turn_trees import find_trees, share_costs, spread, values_of
-from areal_like.core.algorithms.turns import credit_each_turn
+from areal_like.core.algorithms.turns import credit_each_turn, find_trees, share_costs, spread, values_of
 from areal_like.core.algorithms.types import Experience
 from areal_like.core.config.schema import NormConfig
 from areal_like.core.types import LEAST_LOGPROB, TEACHER_LOGPROBS, TEACHER_TOP, TURN_REWARDS, Floats
@@ -70,6 +68,20 @@ def estimate(experience: Experience, settings: Settings, longest: int) -> Mappin
     if values is not None:
         fields["returns"] = (advantages + own_values).astype(np.float32)
     return {name: _fill_places(generated, own) for name, own in fields.items()} | selection
+
+
+def estimate_with_signs(experience: Experience, settings: Settings, longest: int) -> Mapping[str, Floats]:
+    """Return the fields of `estimate`, and `positive` `[trajectories]`: 1 for a reward above 0, with the rewards of
+    turns.
+
+    `estimate` shapes the reward: with bias, baseline, length penalty and clip.
+    """
+    batch, rewards = experience.batch, shape_rewards(experience, settings, longest)
+    if (turns := batch.fields.get(TURN_REWARDS)) is not None:
+        rewards += settings.reward_scaling * np.add.reduceat(
+            turns, np.cumsum(batch.lengths) - batch.lengths, dtype=np.float64
+        )
+    return {**estimate(experience, settings, longest), "positive": (rewards > 0).astype(np.float32)}
 
 
 def _credit(
@@ -226,3 +238,28 @@ def _fill_places(places: NDArray[np.bool], values: Floats) -> Floats:
     result = np.zeros(len(places), np.float32)
     result[places] = values
     return result
+
+
+def select(experience: Experience, settings: Settings) -> NDArray[np.bool] | None:
+    """Return a mask of the trained trajectories, None for all.
+
+    The bounds of a group apply to the mean of its original rewards, each sample counts once.
+    """
+    low, high = settings.group_reward_above, settings.group_reward_below
+    if not settings.mask_truncated and low is None and high is None:
+        return None
+    result = np.ones(len(experience.rewards), bool)
+    if settings.mask_truncated:
+        result &= ~experience.truncated
+    if low is not None or high is not None:
+        mean = _group_means(experience)
+        result &= (mean > (-np.inf if low is None else low)) & (mean < (np.inf if high is None else high))
+    return result
+
+
+def _group_means(experience: Experience) -> NDArray[np.float64]:
+    """Return the mean reward of each trajectory's group, `[trajectories]`."""
+    sample = np.unique(experience.samples, return_inverse=True)[1]
+    weight = 1 / np.bincount(sample)[sample]
+    group = np.unique(experience.groups, return_inverse=True)[1]
+    return (np.bincount(group, weight * experience.rewards) / np.bincount(group, weight))[group]

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from areal_like.core.algorithms.types import Algorithm, Experience
 from areal_like.core.columns import join as join_columns
-from areal_like.core.images import Images
-from areal_like.core.types import Batch, FinishReason, Floats, Ints, Trajectory
+from areal_like.core.types import Batch, FinishReason, Floats, Images, Ints, Trajectory
 
 
 def join(trajectories: Sequence[Trajectory], version: int) -> Experience | None:

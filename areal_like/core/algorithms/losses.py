@@ -10,16 +10,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from areal_like.core.algorithms.kl import MOST_EXPONENT, divergence
-from areal_like.core.algorithms.settings import Settings
+from areal_like.core.algorithms.settings import Objective, Settings
+from areal_like.core.config.schema import KLEstimator
 from areal_like.core.types import LEAST_LOGPROB, TEACHER_TOP
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from areal_like.core.types import LossSpec
+
+MOST_EXPONENT = 20.0  # e^20 is 5e8: far beyond any use of a ratio, and finite in every data type but float16
+
+
+def divergence(log_ratio: Any, estimator: KLEstimator) -> Any:
+    """Return KL(policy, reference) from samples of the policy, per token; `log_ratio` is log policy - log reference.
+
+    k1 is unbiased and may be negative, k2 is half of its square, biased and never negative, k3 is unbiased and never
+    negative. Exponents are limited to MOST_EXPONENT.
+
+    Source: Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
+    """
+    if estimator == "k1":
+        return log_ratio
+    return (
+        log_ratio**2 / 2
+        if estimator == "k2"
+        else math.e ** (-log_ratio).clip(-MOST_EXPONENT, MOST_EXPONENT) - 1 + log_ratio
+    )
+
 
 type TokenLoss = tuple[Tensor, dict[str, Tensor]]
 
@@ -233,7 +253,7 @@ def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
     """Return the loss of direct preference optimization, linear around the weights that the step starts from.
 
     The two sequences of a pair may be in different micro-batches and ranks, so neither's loss can read the other's
-    log-probs. Fields, the same at all tokens of a sequence, come from `preferences.every_pair`: the value of the
+    log-probs. Fields, the same at all tokens of a sequence, come from `presets.every_pair`: the value of the
     sequence's loss, and its slope by the sequence's log-probs. Both are exact in the first optimizer step of a batch.
 
     Source: DPO (arXiv 2305.18290), eq. 7.
@@ -243,3 +263,72 @@ def dpo(inputs: LossInputs, parameters: None) -> TokenLoss:
     loss = fields["pair_loss"] + fields["slope"] * (own - own.detach())
     stats = {"entropy": inputs.entropy, "margin": fields["margin"], "preferred_share": fields["preferred_share"]}
     return loss, stats
+
+
+def topr(inputs: LossInputs, settings: Settings) -> TokenLoss:
+    """Return REINFORCE's loss, in which the ratio, at most 1, weights tokens of responses without a positive reward.
+
+    It reads the fields of `decoupled_ppo`, and `positive`: 1 where the response has a positive reward.
+
+    Source: TOPR (arXiv 2503.14286), eq. 8, with the ratios of tokens in place of a trajectory's.
+    """
+    ratio, weight, stats = ratios(inputs, settings)
+    tapered = ratio.detach().clamp(max=1).masked_fill(inputs.fields["positive"] > 0, 1)
+    stats["clip_share"] = ((ratio > 1) & (inputs.fields["positive"] == 0)).to(ratio.dtype)
+    return with_regularisers(inputs, settings, -weight * tapered * inputs.fields["advantages"] * inputs.logprobs, stats)
+
+
+def cpgd(inputs: LossInputs, settings: Settings) -> TokenLoss:
+    """Return REINFORCE's objective with log-probs clipped where PPO clips the ratio, without importance weights.
+
+    Source: CPGD (arXiv 2505.12504), eq. 3; the policy drift is `policy_drift_coeff`.
+    """
+    advantages = inputs.fields["advantages"]
+    ratio, weight, stats = ratios(inputs, settings)
+    log_ratio, logprobs = ratio.log(), inputs.logprobs
+    least = -math.inf if settings.eps_clip >= 1 else math.log(1 - settings.eps_clip)
+    excess = log_ratio - log_ratio.clamp(least, math.log(1 + settings.eps_clip_higher))
+    outside = (excess * advantages) > 0  # beyond the clip, in the direction of the gain
+    clipped = logprobs - excess.where(outside, excess.new_zeros(()))
+    stats["clip_share"] = outside.to(ratio.dtype)
+    return with_regularisers(inputs, settings, -weight * clipped * advantages, stats)
+
+
+def gmpo(inputs: LossInputs, settings: Settings) -> TokenLoss:
+    """Return the geometric mean of a sequence's ratios, each clipped in log space, times the sequence's advantage.
+
+    `eps_clip` and `eps_clip_higher` bound the logarithm of a token's ratio.
+
+    Source: GMPO (arXiv 2507.20673), eq. 4.
+    """
+    advantages = inputs.fields["advantages"]
+    ratio, weight, stats = ratios(inputs, settings)
+    sign, log_ratio = advantages.sign(), ratio.log()
+    clipped = log_ratio.clamp(-settings.eps_clip, settings.eps_clip_higher)
+    least = sign * (sign * log_ratio).minimum(sign * clipped)
+    gain = inputs.sequences.mean(least).exp() * inputs.sequences.mean(advantages)
+    stats["clip_share"] = (least != log_ratio).to(ratio.dtype)
+    return with_regularisers(inputs, settings, -weight * gain, stats)
+
+
+def sapo(inputs: LossInputs, settings: Settings) -> TokenLoss:
+    """Return the ratio under a sigmoid gate in place of a clip; the gate of negative advantages is steeper.
+
+    Source: SAPO (arXiv 2511.20347), eq. 5 and 6.
+    """
+    advantages = inputs.fields["advantages"]
+    ratio, weight, stats = ratios(inputs, settings)
+    positive, negative = (ratio.new_tensor(tau) for tau in (settings.sapo_tau_pos, settings.sapo_tau_neg))
+    tau = positive.where(advantages > 0, negative)
+    gate = (tau * (ratio - 1)).sigmoid() * 4 / tau
+    return with_regularisers(inputs, settings, -weight * gate * advantages, stats)
+
+
+OBJECTIVES: Mapping[Objective, Callable[[LossInputs, Settings], TokenLoss]] = {
+    "ppo": decoupled_ppo,
+    "cispo": cispo,
+    "cpgd": cpgd,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "topr": topr,
+}

@@ -9,18 +9,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 from areal_like.core.checkpoint.files import names_in, reading, size_of, sync_directory, write_durably
-from areal_like.core.checkpoint.journal import RunState, program_version, read_header
+from areal_like.core.checkpoint.journal import Journal, RunState, count_steps, program_version, read_header
 from areal_like.core.errors import CheckpointError, writing
 
 DIRECTORY, JOURNAL, INTERRUPTED = "recover", "journal.jsonl", "interrupted"
 _STATE, _MANIFEST = "state.json", "manifest.json"
+RESTART = "write recover.restart=true to start at step 0 again"
 _NAME = re.compile(r"step-[0-9]+")
 
 
@@ -185,3 +186,29 @@ def _remove(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
     shutil.rmtree(hidden, ignore_errors=True)
+
+
+def lost_by_restart(directory: Path, incomplete: Sequence[str]) -> str:
+    """Return the files that a start at step 0 discards in a `recover` directory without a complete checkpoint, "" if
+    nothing."""
+    steps = count_steps(directory / JOURNAL)
+    there = [f"{steps} steps in its journal"] if steps else []
+    if incomplete:
+        there.append(f"{len(incomplete)} incomplete checkpoints ({'; '.join(incomplete)})")
+    return f"the run in {directory.parent} has {' and '.join(there)}, but no complete checkpoint" if there else ""
+
+
+def put_aside(journal: Journal, store: Store, incomplete: Sequence[str], *, restart: bool) -> str:
+    """Put incomplete checkpoints and the journal aside for a start at step 0; return the names, "" if there are none.
+
+    Raises CheckpointError unless `recover.restart` is set.
+    """
+    lost = lost_by_restart(store.directory, incomplete)
+    if lost and not restart:
+        raise CheckpointError(
+            f"{lost}. The same command does not discard them by itself: {RESTART}, or choose another trial_name"
+        )
+    if lost:
+        store.clean(0)  # before the journal: checkpoints without a journal are rejected
+        journal.put_aside()
+    return lost

@@ -13,12 +13,19 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from allocation.diagnostics import Finding, Severity, Source
-from areal_like.core.config.adapters import check_adapters
 from areal_like.core.config.findings import ConfigError, Origins, finding
-from areal_like.core.config.keys import annotation_of, is_below, members, takes_text, value_at
+from areal_like.core.config.keys import (
+    MASK,
+    annotation_of,
+    find_masked_keys,
+    is_below,
+    mask,
+    members,
+    takes_text,
+    value_at,
+)
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.config.secrets import MASK, find_masked_keys, mask
-from areal_like.core.config.validate import first_causes, unknown_key, validate, wrong_keys
+from areal_like.core.config.validate import check_adapters, first_causes, unknown_key, validate, wrong_keys
 
 RENAMED: Mapping[str, str] = {
     "weight_update.ahead_mb": "weight_update.prefetch_mb"

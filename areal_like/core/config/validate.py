@@ -2,7 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -13,17 +14,18 @@ from pydantic_core import ErrorDetails
 from allocation.diagnostics import Finding
 from areal_like.core.config.findings import finding, nearest_keys, nearest_words
 from areal_like.core.config.keys import (
+    MASK,
     all_keys,
     annotation_of,
     entries_of,
     is_below,
+    is_secret,
     members,
     section_of,
     takes_text,
     value_at,
 )
 from areal_like.core.config.schema import RunConfig, Section
-from areal_like.core.config.secrets import MASK, is_secret
 from areal_like.core.registry import find_modules
 
 _ABSENT = "???"  # OmegaConf's mark of a value that is left open
@@ -173,3 +175,26 @@ def _objection(key: str, problems: Sequence[ErrorDetails]) -> Finding:
     message = f"{value!r} should be {' or '.join(dict.fromkeys(expected))}"
     help = f'write it in quotes: "{value}"' if unquoted else None
     return finding("CONFIG-VALUE", key, message, help, nearest=nearest_words(value, choices))
+
+
+def check_adapters(config: RunConfig) -> Iterator[Finding]:
+    """Yield unknown keys and wrong values in the sections of adapters."""
+    values = config.model_dump()
+    for name, adapter in config.adapters.items():
+        own = adapter.merge_into(values)
+        yield from at_adapter(config, name, [*wrong_keys(own), *validate(own)[1]])
+
+
+def at_adapter(config: RunConfig, name: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings about a run with one adapter alone, at the adapter's keys where it has sections of its own.
+
+    With the name "" the findings are about a run without several adapters.
+    """
+    own = config.adapters[name].model_fields_set if name else ()
+
+    def place(key: str) -> str:
+        return f"adapters.{name}.{key}" if key.partition(".")[0] in own else key
+
+    for found in findings:
+        key = found.key and " + ".join(map(place, found.key.split(" + ")))
+        yield replace(found, source=replace(found.source, key=key))

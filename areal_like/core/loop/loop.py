@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.checkpoint.recovery import Recovery
@@ -21,14 +22,34 @@ from areal_like.core.errors import RewardsMissing
 from areal_like.core.gc_tuning import release
 from areal_like.core.hooks import Hook, Share, TrainingStep
 from areal_like.core.loop.evaluation import Evaluator
-from areal_like.core.loop.gpu_sharing import RESIDENT, Sharing
 from areal_like.core.loop.logprob_check import check_logprobs
 from areal_like.core.loop.policies import AnyCollector, Policy, describe_batch, split
 from areal_like.core.loop.prompt_results import PromptResults, describe_place
 from areal_like.core.loop.step import Models, mean_of_shares, train_step
 from areal_like.core.loop.stopping import Stop, unless_stopped
-from areal_like.core.weights.sync import WeightSync, publish
+from areal_like.core.weights import WeightSync, publish
 from areal_like.metrics.record import Record
+
+
+class Sharing(Protocol):
+    """Switches the GPUs between servers and trainer, as the loop asks."""
+
+    async def to_servers(self) -> None:
+        """Let the servers generate."""
+
+    async def to_trainer(self, evaluating: asyncio.Task[None] | None) -> None:
+        """Make room for the trainer; a running evaluation receives its answers first."""
+
+
+class Resident:
+    """Both stay on their GPUs: `rollout.sharing: resident`, and layouts without shared GPUs."""
+
+    async def to_servers(self) -> None: ...
+
+    async def to_trainer(self, evaluating: asyncio.Task[None] | None) -> None: ...
+
+
+RESIDENT = Resident()
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from areal_like.core.algorithms.types import Experience, Need
 from areal_like.core.errors import RunError
 from areal_like.core.hooks import Share
 from areal_like.core.loop.policies import Policy
-from areal_like.core.trainer.reference import Reference
-from areal_like.core.trainer.remote import Trainer
+from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.core.types import Batch, Floats, Ints
 from areal_like.metrics.record import Record
 

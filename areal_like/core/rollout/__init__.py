@@ -1,1 +1,0 @@
-"""Servers, requests to them, and which of their samples are trained on when."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.core.columns import column_of, join
-from areal_like.core.rollout.response import Response
+from areal_like.core.rollout.sample import Response
 from areal_like.core.types import FinishReason, Ints, Prompt, Reward, Trajectory
 
 type Part = Response | Sequence[int] | Ints

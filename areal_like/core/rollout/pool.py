@@ -12,16 +12,14 @@ import numpy as np
 
 from areal_like.core.errors import Fault, ServerError
 from areal_like.core.events import note, now, span, turn
-from areal_like.core.images import Images
 from areal_like.core.rollout.backends import DEFAULT, find_backend
 from areal_like.core.rollout.dispatch import PrefixAffinity
 from areal_like.core.rollout.http import AFTERMATH_S, Deadline, Unavailable, session
-from areal_like.core.rollout.response import Response
 from areal_like.core.rollout.router import PAUSE_S, Router
-from areal_like.core.rollout.sample import OnTokens, Sample, Sampling
+from areal_like.core.rollout.sample import OnTokens, Response, Sample, Sampling
 from areal_like.core.rollout.server import Server
 from areal_like.core.rollout.turns import Turns
-from areal_like.core.types import Ints
+from areal_like.core.types import Images, Ints
 
 __all__ = ["Requests", "Response", "Sampling", "ServerPool"]
 

@@ -16,7 +16,7 @@ import itertools
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from copy import copy
 from functools import partial
@@ -26,9 +26,8 @@ from areal_like.core import events
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinity, QueueEntry, ServerState
 from areal_like.core.rollout.http import Deadline, Unavailable
-from areal_like.core.rollout.reading import PARTS, read
 from areal_like.core.rollout.sample import Sample
-from areal_like.core.rollout.server import OF_ALL, Generation, Load, Piece, Server
+from areal_like.core.rollout.server import OF_ALL, Generation, Load, Part, Piece, Server
 from areal_like.core.rollout.turns import Turns
 
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
@@ -381,3 +380,15 @@ def _not_drained(busy: Sequence[Server], deadline: Deadline) -> Unavailable:
         "late",
         names,
     )
+
+
+PARTS, EVENTS = 2, 16  # parts of answers that are decoded in one turn of the event loop, and the events of each, 6 KB
+
+
+async def read(turn: Turns, server: Server, request: Generation) -> AsyncGenerator[Sequence[Part]]:
+    """Request a generation from a server, and yield its answer in parts; raise as `Server.generate` does."""
+    async with aclosing(server.generate(request)) as answer:
+        async for events in answer:
+            for some in itertools.batched(events, EVENTS):
+                await turn()
+                yield [server.part_of(event) for event in some]

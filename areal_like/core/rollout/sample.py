@@ -10,15 +10,62 @@ from typing import Any
 
 import numpy as np
 
-from areal_like.core.columns import Column, Columns, Values, join, served_columns
+from areal_like.core.columns import Column, Columns, Form, Values, join, served_columns
 from areal_like.core.errors import ServerError
-from areal_like.core.images import Images
 from areal_like.core.rollout.http import Unavailable
-from areal_like.core.rollout.response import Response
-from areal_like.core.rollout.sampling import Sampling
 from areal_like.core.rollout.server import Piece
-from areal_like.core.rollout.unusable import refuse
-from areal_like.core.types import FinishReason, Ints
+from areal_like.core.types import FinishReason, Floats, Images, Ints
+
+
+@dataclass(eq=False)
+class Response:
+    """Response to one prompt; arrays and `columns` are `[generated tokens]`.
+
+    `inputs` are columns of tokens as inputs. Their rows begin with the first token whose row was unknown, in the
+    prompt, and end with the last token but one, which made the last.
+    """
+
+    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    logprobs: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    versions: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    finish_reason: FinishReason | None = None
+    columns: Columns = field(default_factory=dict)
+    inputs: Columns = field(default_factory=dict)
+
+    def cut(self, tokens: int) -> Response:
+        """Return the first tokens alone, without an end."""
+        size = min(tokens, len(self.tokens))
+        removed = len(self.tokens) - size
+        columns = {name: values[:size] for name, values in self.columns.items()}
+        inputs = {name: rows[: max(0, len(rows) - removed)] for name, rows in self.inputs.items()}
+        return Response(self.tokens[:size], self.logprobs[:size], self.versions[:size], None, columns, inputs)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sampling settings. Temperature 0 is greedy, `top_k` -1 has no limit.
+
+    A response ends with a token of `stop_token_ids` or, unless `ignore_eos`, the model's end token. `columns` are
+    the forms of the columns that servers return for capabilities. `adapter` is the name of one of several that the
+    servers have. The tokens of evaluations are not `trained`.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    columns: Mapping[str, Form] = field(default_factory=dict)
+    top_k: int = -1
+    min_p: float = 0.0
+    adapter: str | None = None
+    trained: bool = True
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether trained tokens are drawn from some of the vocabulary: servers then return the ids for each."""
+        return self.trained and self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+
 
 CHUNK = 512  # tokens after which a server reports: at most as many are lost with it
 
@@ -166,3 +213,16 @@ class Sample:
             self._held = grown
         self._held[:, start:end] = columns
         self.length = end
+
+
+def refuse(server: str, problem: object, column: Column) -> ServerError:
+    """Return the error of a server without a usable column; it would compute the same again."""
+    return ServerError(f"{server} {problem}. {column.fix}", "unusable", [server])
+
+
+def refuse_field(server: str, error: Exception) -> ServerError | None:
+    """Return the error of an answer that cannot be decoded because of a field of a column; None for other fields."""
+    for column in served_columns().values():
+        if any(f"meta_info.{name}" in str(error) for name in column.sent):
+            return refuse(server, f"gave an unusable answer: {error}", column)
+    return None

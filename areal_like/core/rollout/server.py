@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from areal_like.core.columns import Form, Values
 from areal_like.core.errors import ServerError
-from areal_like.core.images import Images
 from areal_like.core.transfer import Chain, FileSource, Layout
-from areal_like.core.types import FinishReason, Floats, Ints
+from areal_like.core.types import FinishReason, Floats, Images, Ints
 
 NO_COLUMNS: Mapping[str, Form] = MappingProxyType({})
 OF_ALL = -1  # the place of a part that is about all of a request's inputs

@@ -1,17 +1,38 @@
-"""Single-turn groups: a prompt, n samples, and a reward for each."""
+"""Workflows, and the built-in one of single-turn groups: a prompt, n samples, and a reward for each."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
 from areal_like.core.config.schema import EvaluationConfig
 from areal_like.core.rollout.joining import as_response, join_parts
-from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.rollout.protocol import Score
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.sample import Sampling
 from areal_like.core.rollout.turns import Turns
-from areal_like.core.types import Prompt, Trajectory
+from areal_like.core.types import Ints, Prompt, Reward, Trajectory
+
+type Workflow = Callable[[Prompt, int], Coroutine[Any, Any, list[Trajectory]]]
+"""From a prompt and its group's id to the group's trajectories. A smaller id is an older group, to be served first."""
+
+type Score = Callable[[Prompt, Sequence[Ints]], Coroutine[Any, Any, Sequence[Reward]]]
+"""One reward for each response to a prompt, all of one group."""
+
+
+class MakesWorkflows(Protocol):
+    """A factory of workflows for training and evaluation."""
+
+    def train(self, sampling: Sampling, n_samples: int, seed: int | None = None) -> Workflow:
+        """Return the run's workflow with `n_samples` per prompt, which depend on `seed` if it is set."""
+
+    def evaluate(self, data: EvaluationConfig, sampling: Sampling, n_samples: int) -> Workflow:
+        """Return the workflow of an evaluation set."""
+
+    def counts(self) -> Mapping[str, float]:
+        """Return counts since the last call, by the names of their metrics."""
+
 
 TRAJECTORIES = 4  # created per iteration of the event loop; allocating one of 16k tokens takes up to 1 ms
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from areal_like.core.config.keys import mask
 from areal_like.core.config.schema import RunConfig
-from areal_like.core.config.secrets import mask
 from areal_like.metrics.sinks.mlflow import MLflow
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.metrics.sinks.swanlab import SwanLab

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from areal_like.core.config.keys import mask_urls
 from areal_like.core.config.schema import MLflowConfig
-from areal_like.core.config.secrets import mask_urls
 from areal_like.core.errors import RecordError
 
 _REFUSED = re.compile(r"[^/\w.\- ]")  # mlflow/utils/validation.py; one such name loses all metrics of a step

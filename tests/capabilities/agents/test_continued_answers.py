@@ -89,7 +89,7 @@ def test_a_picture_with_transparency_reaches_servers_as_it_is_shown():
     from PIL import Image
 
     from areal_like.capabilities.agents.image_parts import _check_image
-    from areal_like.core.images import as_data_url, decode, from_data_url
+    from areal_like.data.images import as_data_url, decode, from_data_url
 
     data = BytesIO()
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(data, "PNG")

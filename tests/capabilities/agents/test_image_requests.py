@@ -16,9 +16,9 @@ from vision_models import picture, write_files
 
 from areal_like.capabilities.agents.openai_api import answer
 from areal_like.capabilities.agents.session import Limits, Session
-from areal_like.core.images import Images, as_data_url
 from areal_like.core.rollout.pool import Response, Sampling
-from areal_like.core.types import Prompt, Reward
+from areal_like.core.types import Images, Prompt, Reward
+from areal_like.data.images import as_data_url
 from areal_like.data.tokenizer import Tokenizer
 
 ONE, TWO = picture(60, 40), picture(40, 90, 1, "JPEG")

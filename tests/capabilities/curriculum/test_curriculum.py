@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from areal_like.capabilities.curriculum.schema import CurriculumConfig
 from areal_like.capabilities.curriculum.stream import Curriculum
 from areal_like.core.checkpoint.journal import Step
-from areal_like.core.loop.prompt_results import PromptResults
-from areal_like.core.loop.prompt_values import PromptValues, prompt_keys
+from areal_like.core.loop.prompt_results import PromptResults, PromptValues, prompt_keys
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.types import FinishReason, Prompt, Trajectory
 

@@ -27,7 +27,6 @@ from areal_like.core.algorithms.batch import batch_of
 from areal_like.core.columns import Ragged
 from areal_like.core.config.load import load
 from areal_like.core.errors import LogprobMismatch, ServerError
-from areal_like.core.images import Images
 from areal_like.core.loop import loop
 from areal_like.core.loop.logprob_check import check_logprobs
 from areal_like.core.loop.loop import Parts
@@ -35,7 +34,7 @@ from areal_like.core.loop.policies import Policy
 from areal_like.core.rollout import http
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.sampling_masks import KEPT
-from areal_like.core.types import Batch, FinishReason, Ints, Trajectory
+from areal_like.core.types import Batch, FinishReason, Images, Ints, Trajectory
 
 pytestmark = pytest.mark.covers("drift alarm")
 

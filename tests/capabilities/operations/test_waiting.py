@@ -18,7 +18,7 @@ from areal_like.capabilities.operations.memory import ProcessMemory
 from areal_like.capabilities.operations.waiting import explain
 from areal_like.core.config.keys import annotation_of
 from areal_like.core.loop import loop
-from areal_like.core.loop.gpu_sharing import RESIDENT
+from areal_like.core.loop.loop import RESIDENT
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
 

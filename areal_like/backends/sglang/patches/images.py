@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from areal_like.backends.sglang.patch import Launch, Patch
-from areal_like.core.images import ImageError, decode, image_token
+from areal_like.data.images import ImageError, decode, image_token
 from areal_like.data.processor import FIXED, GRID
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.transfer import ONLY_ADAPTER
-from areal_like.core.weights.sync import SyncSpec
+from areal_like.core.weights import SyncSpec
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from areal_like.core.rollout.http import AFTERMATH_S, Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server, WeightGroup
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights.sync import SyncSpec, TensorSpec, layout, time_limit, with_those_left
+from areal_like.core.weights import SyncSpec, TensorSpec, layout, time_limit, with_those_left
 
 GROUP = "areal_like_weights"
 

@@ -14,7 +14,7 @@ from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
 from areal_like.core.transfer import Chain
-from areal_like.core.weights.sync import SyncSpec, with_those_left
+from areal_like.core.weights import SyncSpec, with_those_left
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights.sync import SyncSpec, with_those_left
+from areal_like.core.weights import SyncSpec, with_those_left
 
 NO_SPACE = os.strerror(errno.ENOSPC)  # Python and safetensors use the same words
 

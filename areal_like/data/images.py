@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-type Images = tuple[bytes, ...]
-"""The images of a sequence, encoded, in the order of their tokens."""
-
 FORMATS = ("PNG", "JPEG", "WEBP")
 MOST_PIXELS = 2**26  # of one image, 8192 x 8192: it takes 200 MB when it is decoded
 MOST_BYTES = 2**25  # of one encoded image, 32 MiB

@@ -4,37 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 from areal_like.core.config.schema import RunConfig
+from areal_like.core.loop.loop import RESIDENT, Sharing
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.trainer.engine import Part
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights.sync import WeightSync, time_limit
+from areal_like.core.weights import WeightSync, time_limit
 
 BESIDE_WEIGHTS: tuple[Part, ...] = ("grads", "optimizer")
-
-
-class Sharing(Protocol):
-    """Switches the GPUs between servers and trainer, as the loop asks."""
-
-    async def to_servers(self) -> None:
-        """Let the servers generate."""
-
-    async def to_trainer(self, evaluating: asyncio.Task[None] | None) -> None:
-        """Make room for the trainer; a running evaluation receives its answers first."""
-
-
-class Resident:
-    """Both stay on their GPUs: `rollout.sharing: resident`, and layouts without shared GPUs."""
-
-    async def to_servers(self) -> None: ...
-
-    async def to_trainer(self, evaluating: asyncio.Task[None] | None) -> None: ...
-
-
-RESIDENT = Resident()
 
 
 @dataclass(eq=False)
