@@ -9,6 +9,7 @@ CORE = Path(__file__).parents[2] / "areal_like/core"
 README = (CORE / "README.md").read_text()
 LINKS = re.findall(r"\[`([^`]+)`\]\(([\w/]+\.py)\)", README)
 MOST_LINES = 300
+MOST_FILES, MOST_CODE = 75, 8_950  # of Python: files, and lines that are not blank
 
 
 @pytest.mark.parametrize(("name", "file"), LINKS)
@@ -28,3 +29,10 @@ def test_it_names_most_files_and_fits_in_a_few_screens():
     files = {str(file.relative_to(CORE)) for file in CORE.rglob("*.py") if file.name != "__init__.py"}
     assert len(README.splitlines()) <= MOST_LINES
     assert len(named) >= 35 and named <= files
+
+
+def test_the_core_can_be_read_in_a_day():
+    texts = [file.read_text() for file in CORE.rglob("*.py")]
+    lines = sum(bool(line.strip()) for text in texts for line in text.splitlines())
+    print(f"core: {len(texts)} files of {MOST_FILES}, {lines:,} lines of {MOST_CODE:,}")
+    assert len(texts) <= MOST_FILES and lines <= MOST_CODE

@@ -1,4 +1,4 @@
-"""The built-in algorithms by name, and users' own."""
+"""The built-in algorithms by name, and users' own; the targets of DPO and of supervised fine-tuning."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

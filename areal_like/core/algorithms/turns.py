@@ -1,9 +1,16 @@
-"""Credit of turns that are samples of their own: each counts once in the statistics of rewards.
+"""Credit of turns that are samples of their own, and in trees of groups whose samples share turns or parts of one.
 
 The turns of an episode form one chain, in the order of its trajectories: an agent that rewrites its prompt before each
-turn has a trajectory for each, and one whose conversation only grows has one trajectory.
+turn has a trajectory for each, and one whose conversation only grows has one trajectory. Each turn counts once in the
+statistics of rewards.
 
-Source: GiGPO (arXiv 2505.10978), eq. 3 to 8, for groups of turns that start in equal states.
+The value of a node of a tree is its own reward plus the mean over its continuations: its children, and the trajectories
+that end there. A mean over all trajectories below would give more weight to children that branch more, as long
+responses do.
+
+Source: GiGPO (arXiv 2505.10978), eq. 3 to 8, for groups of turns that start in equal states; TreeRL (arXiv 2506.11902),
+section 3.2, and Tree-GRPO (arXiv 2509.21240), for values of nodes from their descendants, and for the parent's value as
+a baseline.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Files that are complete or absent, even after a crash of the machine."""
+"""Files that are complete or absent, even after a crash of the machine, and file systems that may hang."""
 
 import asyncio
 import os

@@ -1,4 +1,7 @@
-"""The schema as dotted keys with their types, for overrides, suggestions and the reference."""
+"""The schema as dotted keys with their types, for overrides, suggestions and the reference.
+
+Secrets among the values are never printed or stored: variables, passwords in URLs, tokens.
+"""
 
 import re
 import types

@@ -2,6 +2,8 @@
 
 A training step takes the next batch of every adapter and raises one version, so the staleness bound holds for each. The
 group with number k of the adapter at place i of n has the id `i + n * k`, so ids of adapters are disjoint.
+
+The statistics of a batch are those of all its trajectories, and of each adapter.
 """
 
 import asyncio

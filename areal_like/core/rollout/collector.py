@@ -1,4 +1,7 @@
-"""Keeps groups generating while the trainer trains, and returns batches within the staleness bound."""
+"""Keeps groups generating while the trainer trains, and returns batches within the staleness bound.
+
+The ledger accounts for every generated token: each is in one place.
+"""
 
 import asyncio
 import time

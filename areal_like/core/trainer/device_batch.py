@@ -84,7 +84,7 @@ class DeviceImages:
 
 @dataclass(frozen=True)
 class DeviceAhead:
-    """`ahead.Ahead` on the device: `tokens` `[1, t]`; `labels` and, if they have any, temperatures of the targets."""
+    """Ahead on the device: `tokens` `[1, t]`; `labels` and, if they have any, temperatures of the targets."""
 
     tokens: Tensor
     rows: Tensor

@@ -200,7 +200,7 @@ class EngineSpec:
 class Rendezvous:
     """Meeting point of an engine's ranks: rank 0 serves a store at (address, port); all calls end within `timeout_s`.
 
-    `listener` is rank 0's socket there, where no other process listens (`cluster.ports.listen`).
+    `listener` is rank 0's socket there, where no other process listens (`runtime.ports.listen`).
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The controller's handle of a trainer, whose ranks are Ray actors."""
+"""The controller's handle of a trainer, whose ranks are Ray actors, and the reference policy, which is one."""
 
 import asyncio
 import shutil
