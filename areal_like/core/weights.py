@@ -1,6 +1,6 @@
 """Weight updates: every server acknowledges version v, or the update fails in time and names the cause.
 
-A transport is a folder of `backends/transports/`: `controller.py` has a WeightSync, `rank.py` its part in trainer ranks.
+A transport is a folder of `backends/transports/`: `controller.py` has a WeightSync, `rank.py` its part in ranks.
 """
 
 from __future__ import annotations
