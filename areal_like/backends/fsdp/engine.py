@@ -234,7 +234,7 @@ class FSDPEngine(BaseEngine):
             model=self._spec.shape,
         )
         part = cache(lambda i: self._grid.part(pack(i)))
-        return DeviceBatches(count, part, batch, wanted, self.device, reader and reader.inputs)
+        return DeviceBatches(count, part, batch, wanted, self.device, None if reader is None else reader.inputs)
 
     def _outputs(self, micro_batches: DeviceBatches, temperature: float) -> Sequence[Tensor]:
         with torch.no_grad(), self._hooks.during_pass():

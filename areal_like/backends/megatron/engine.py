@@ -227,7 +227,7 @@ class MegatronEngine(BaseEngine):
             model=self._spec.shape,
             meet=packing.ranks_meet("megatron", sizes),
         )
-        return DeviceBatches(*packs, batch, wanted, self.device, self._reader and self._reader.inputs)
+        return DeviceBatches(*packs, batch, wanted, self.device, None if self._reader is None else self._reader.inputs)
 
     def _sum_over_context(self, tensor: Tensor) -> Tensor:
         return parallel.sum_over_context(tensor)
