@@ -122,9 +122,6 @@ def _states(experience: Experience, turns: TurnRuns) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-type Doubles = NDArray[np.float64]
-
-
 @dataclass
 class Trees:
     """The nodes of all trajectories of a step, parents before children; a root's parent is -1.
