@@ -79,7 +79,7 @@ def test_the_site_loads_nothing_from_elsewhere(pages: dict[Path, Page]) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", ["index", "concepts"])
+@pytest.mark.parametrize("name", ["index", pytest.param("concepts", marks=pytest.mark.long)])
 def test_a_browser_shows_the_pages_without_complaint(site: Path, tmp_path: Path, name: str) -> None:
     look = """(drawn) => ({
       heading: document.querySelector("h1").innerText,

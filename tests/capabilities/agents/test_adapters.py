@@ -147,7 +147,7 @@ def test_a_process_that_leaves_the_group_delays_nothing(play):
     assert counts["episodes/done"] == 1 and time.monotonic() - started < HUNG_S / 2
 
 
-@pytest.mark.parametrize("then", ["child.wait()", "raise SystemExit(3)"])
+@pytest.mark.parametrize("then", ["child.wait()", pytest.param("raise SystemExit(3)", marks=pytest.mark.long)])
 def test_what_a_program_has_started_ends_with_the_episode(play, then):
     source = "import subprocess\nchild = subprocess.Popen(['sleep', '99999'])\n"
     assert play(source + then, "episode.timeout_s=3")[1] == {"episodes/time_limit": 1}
@@ -160,5 +160,5 @@ def left() -> list[str]:
     while (
         found := [it for it in session_processes() if "agent.py" in it or "99999" in it]
     ) and time.monotonic() < limit:
-        time.sleep(0.05)
+        time.sleep(0.2)
     return found

@@ -74,6 +74,7 @@ AXES = """(drawn) => {
 }"""
 
 
+@pytest.mark.long
 def test_axes_have_round_numbers_and_runs_are_compared_in_one_table(run: Path, tmp_path: Path) -> None:
     write_report([run, record_run(tmp_path / "other", seed=1, title="another")], tmp_path / "both.html")
     found = ask(tmp_path / "both.html", AXES, tmp_path / "profile")
@@ -91,6 +92,7 @@ def test_a_page_that_was_cut_off_in_the_middle_of_an_entry_is_drawn(run: Path, t
     assert found["hidden"] == [] and found["timelines"] == 1
 
 
+@pytest.mark.long
 def test_a_problem_would_be_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<html><head></head><body></body><script>throw Error('broken')</script></html>")
