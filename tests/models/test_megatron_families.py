@@ -35,8 +35,8 @@ NAMES = (
     *OWN_ATTENTION,
     *DELTA_NETS,
 )
-SOON = ("deepseek_v3-yarn", "qwen2-window", "gemma2", "qwen3_next", "gpt_oss", "minimax_m2-partial")
-TRAINED_SOON = ("deepseek_v3-yarn", "minimax_m2-partial", OWN_ATTENTION[0], DELTA_NETS[0])
+SOON = ("deepseek_v3-yarn", "gemma2", "qwen3_next", "gpt_oss")
+TRAINED_SOON = ("minimax_m2-partial", OWN_ATTENTION[0], DELTA_NETS[0])
 
 
 def on_megatron(tiny, name: str, sizes: ParallelSizes | None = None) -> Setting:

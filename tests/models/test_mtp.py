@@ -75,7 +75,7 @@ def magnified(gradient: np.ndarray) -> float:
     return float((1 + np.abs(gradient).max()) ** 2)  # rounding, by the inversion
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES[:2], *(pytest.param(name, marks=LONG) for name in NAMES[2:])])
 def test_loss_and_gradients_are_those_of_transformers_layers(ranks, tiny, name):
     path = tiny(name)
     _, step, updates, before = ranks.run(step_and_updates, 1, setting_of(path))[0]

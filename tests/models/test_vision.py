@@ -37,7 +37,10 @@ def joined(parts, tokens: int) -> np.ndarray:
     return values
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(it, marks=[pytest.mark.long] if it in ("qwen3_vl", "qwen3_5_moe") else []) for it in FAMILIES],
+)
 @pytest.mark.covers("FSDP")
 def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, family):
     batch, model = vlm_batch(tiny_vlm(family)), load_alone(tiny_vlm(family))
@@ -78,7 +81,7 @@ def same(seen, expected, batch):
     [
         ("qwen2_5_vl", 1, 2, {"share_prompts": True}),
         pytest.param("qwen3_vl", 2, 2, {}, marks=pytest.mark.long),
-        ("qwen3_vl_moe", 1, 2, {"share_prompts": True}),
+        pytest.param("qwen3_vl_moe", 1, 2, {"share_prompts": True}, marks=pytest.mark.long),
         ("qwen3_5", 2, 1, {}),
         ("gemma3", 3, 1, {"fsdp": {"gradient_checkpointing": True}}),
     ],

@@ -59,7 +59,7 @@ def saved(ranks, models, tmp_path_factory):
     [
         ("tied", TP2_PP2, DP2),
         ("moe", FOLDED, EP2),
-        ("moe", ONE, EP2),
+        pytest.param("moe", ONE, EP2, marks=pytest.mark.long),
         *(
             pytest.param(*row, marks=pytest.mark.long)
             for row in (
@@ -96,7 +96,9 @@ def test_experts_spread_and_gathered_continue_an_unsharded_optimizer(ranks, mode
         assert steps == [close_to(step) for step in expected]
 
 
-@pytest.mark.parametrize(("model", "sizes"), [("tied", TP2_PP2), ("moe", FOLDED)], ids=["tied", "moe"])
+@pytest.mark.parametrize(
+    ("model", "sizes"), [pytest.param("tied", TP2_PP2, marks=pytest.mark.long), ("moe", FOLDED)], ids=["tied", "moe"]
+)
 def test_transformers_loads_the_hugging_face_checkpoint(ranks, models, saved, model, sizes):
     folder = saved(model, sizes)[0] / "hf"
     assert (folder / "tokenizer.json").exists()

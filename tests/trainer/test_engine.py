@@ -75,7 +75,7 @@ def test_learning_rate_warms_up_decays_and_can_be_replaced_for_a_step(ranks, mod
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 2])
+@pytest.mark.parametrize("warmup", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_from_the_peak_on_rates_are_those_of_transformers(ranks, models, kind, warmup):
     section = OptimizerConfig(lr=1e-2, warmup_steps=warmup, lr_scheduler_type=kind)
     rates = ranks.run(learning_rates, 1, Setting(models["tied"], optimizer=section, total_steps=6), -1)[0]

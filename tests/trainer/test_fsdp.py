@@ -113,7 +113,7 @@ def late_token(
         return made.train(batch, LossSpec(sft)), of_rank
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize("backend", ["fsdp", pytest.param("megatron", marks=pytest.mark.long)])
 def test_ranks_that_have_nothing_to_predict_take_part(ranks, models, backend):
     """The tokens before are theirs, or no sequence is."""
     ((alone, log_probs),) = ranks.run(late_token, 1, replace(fsdp(models["tied"]), backend=backend))
@@ -166,7 +166,7 @@ def log_probs_twice(rendezvous: Rendezvous, listener: socket.socket | None, sett
         return [made.log_probs(make_batch())[1] for _ in range(2)]
 
 
-@pytest.mark.parametrize("family", ["phi3", "seed_oss"])
+@pytest.mark.parametrize("family", ["phi3", pytest.param("seed_oss", marks=pytest.mark.long)])
 def test_nothing_is_dropped_out(ranks, tmp_path, family):
     """A model may name dropout for its pretraining; servers sample without."""
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -214,7 +214,7 @@ def test_a_checkpoint_before_the_first_step_changes_nothing(ranks, models, tmp_p
     assert saved == resumed == expected
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize("backend", ["fsdp", pytest.param("megatron", marks=pytest.mark.long)])
 def test_a_longer_run_goes_on_at_the_rate_of_its_own_schedule(ranks, models, tmp_path, backend):
     schedule = OptimizerConfig(lr=1e-2, eps=1e-2, lr_scheduler_type="linear")
     setting = replace(fsdp(models["tied"], optimizer=schedule, total_steps=4), backend=backend)

@@ -110,7 +110,7 @@ def same_training(outcomes: list, expected: Outcome | Valued) -> None:
 
 
 @pytest.mark.parametrize("bridge", ["mbridge", "megatron-bridge"])
-@pytest.mark.parametrize("model", ["tied", "untied", "moe"])
+@pytest.mark.parametrize("model", ["tied", pytest.param("untied", marks=pytest.mark.long), "moe"])
 def test_one_rank_computes_what_hugging_face_does(models, one_rank, model, bridge):
     batch, outcome = make_batch(), one_rank(model, bridge)
     hf = AutoModelForCausalLM.from_pretrained(models[model], dtype=torch.float32)
@@ -150,7 +150,9 @@ def test_both_bridges_give_the_same_run(ranks, models, one_rank, model, sizes):
         {"use_distributed_optimizer": False},
         {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
         pytest.param({"recompute_granularity": "selective"}, marks=pytest.mark.long),
-        {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 1}},
+        pytest.param(
+            {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 1}}, marks=pytest.mark.long
+        ),
         {"override_transformer_config": {"pipeline_model_parallel_layout": "Et|t*3L"}},
     ],
     ids=lambda megatron: next(iter(megatron)) + "=" + str(next(iter(megatron.values()))),

@@ -75,7 +75,9 @@ def test_a_layout_trains_adapters_as_one_rank_does(ranks, models, one_rank, mode
             assert_close(found[tensor], wanted[tensor], depth=BACKWARD, err_msg=tensor)
 
 
-@pytest.mark.parametrize("how", [{}, {"backend": "fsdp"}], ids=["megatron", "fsdp"])
+@pytest.mark.parametrize(
+    "how", [{}, pytest.param({"backend": "fsdp"}, marks=pytest.mark.long)], ids=["megatron", "fsdp"]
+)
 def test_before_the_first_step_it_is_the_model_that_was_loaded(ranks, models, how):
     (weights,) = ranks.run(initial_weights, 1, Setting(models["tied"], lora=ALL, **how))
     original = load_file(models["tied"] / "model.safetensors")

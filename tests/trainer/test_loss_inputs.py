@@ -96,7 +96,8 @@ PLACES = {
 @pytest.mark.parametrize(
     ("loss", "place"),
     [
-        *(("gspo", place) for place in PLACES),
+        *(("gspo", place) for place in PLACES if place != "data"),
+        pytest.param("gspo", "data", marks=pytest.mark.long),
         *((loss, "context") for loss in ("gmpo", "dpo")),
         pytest.param("veto", "context", marks=pytest.mark.long),
         *(

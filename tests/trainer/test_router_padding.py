@@ -28,10 +28,10 @@ def shown(value: object) -> str:
     return str(value).removeprefix("ParallelSizes")
 
 
-STORED = [ParallelSizes(tp=2, ep=2), ParallelSizes(cp=2, ep=2)]
+STORED = [ParallelSizes(cp=2, ep=2)]
 RECOMPUTED = [ParallelSizes(tp=2, ep=2)]
-MORE_STORED = [ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, cp=2, ep=4)]
-MORE_RECOMPUTED = [ParallelSizes(cp=2, ep=2), *MORE_STORED]
+MORE_STORED = [ParallelSizes(tp=2, ep=2), ParallelSizes(tp=2, pp=2, ep=2), ParallelSizes(tp=2, cp=2, ep=4)]
+MORE_RECOMPUTED = [ParallelSizes(cp=2, ep=2), *MORE_STORED[1:]]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_a_key_reaches_megatrons_object(ranks, models, keys, where, fields):
     [
         ("tied", DP2, {"overlap_grad_reduce": True, "overlap_param_gather": True}),
         ("moe", EXPERTS, {"moe_layer_recompute": True}),
-        ("moe", EXPERTS, {"moe_grouped_gemm": False}),
+        pytest.param("moe", EXPERTS, {"moe_grouped_gemm": False}, marks=pytest.mark.long),
         ("moe", EXPERTS, {"optimizer_offload": True, "param_offload": True, "grad_offload": True}),
         *(
             pytest.param(*row, marks=pytest.mark.long)

@@ -111,7 +111,7 @@ ROWS = {
 }
 
 
-SHORT = ("d2", "offload", "megatron-d2", "megatron-t2")
+SHORT = ("d2", "offload", "megatron-d2")
 
 
 @pytest.mark.parametrize(

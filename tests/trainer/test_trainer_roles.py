@@ -30,10 +30,12 @@ pytestmark = pytest.mark.covers("PPO with critic")
 DP2 = ParallelSizes(dp=2, edp=2)
 LAYOUTS = [
     ("tied", ParallelSizes(pp=2), "mbridge"),
-    ("untied", ParallelSizes(tp=2, etp=2), "megatron-bridge"),
     ("moe", ParallelSizes(cp=2, ep=2), "mbridge"),
 ]
-UNTIED = ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge")
+UNTIED = [
+    ("untied", ParallelSizes(tp=2, etp=2), "megatron-bridge"),
+    ("untied", ParallelSizes(tp=2, dp=2, etp=2, edp=2), "megatron-bridge"),
+]
 
 
 def gathered(parts: list[tuple[np.ndarray, np.ndarray] | None]) -> np.ndarray:
@@ -57,7 +59,7 @@ def one_critic(ranks, models, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("model", "sizes", "bridge"),
-    [*LAYOUTS, *(pytest.param(*row, marks=pytest.mark.long) for row in (*MORE_LAYOUTS, UNTIED))],
+    [*LAYOUTS, *(pytest.param(*row, marks=pytest.mark.long) for row in (*MORE_LAYOUTS, *UNTIED))],
 )
 def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes, bridge):
     expected, _ = one_critic(model)
@@ -68,7 +70,7 @@ def test_a_critic_trains_as_on_one_rank(ranks, models, one_critic, model, sizes,
     same_training(outcomes, expected)
 
 
-@pytest.mark.parametrize("model", ["tied", "moe"])
+@pytest.mark.parametrize("model", [pytest.param("tied", marks=pytest.mark.long), "moe"])
 def test_a_saved_critic_is_a_sequence_classifier_of_transformers(ranks, models, one_critic, model):
     """A value is what that gives at the token before; and another critic goes on from it."""
     trained, folder = one_critic(model)
@@ -102,7 +104,11 @@ def test_a_critic_in_bfloat16_goes_on(ranks, models, tmp_path):
 
 @pytest.mark.parametrize(
     ("sizes", "backend"),
-    [(ParallelSizes(tp=2, etp=2), "megatron"), (ParallelSizes(cp=2, edp=2), "fsdp"), (ParallelSizes(tp=2), "fsdp")],
+    [
+        (ParallelSizes(tp=2, etp=2), "megatron"),
+        pytest.param(ParallelSizes(cp=2, edp=2), "fsdp", marks=pytest.mark.long),
+        (ParallelSizes(tp=2), "fsdp"),
+    ],
 )
 def test_a_head_stays_float32_beside_a_model_in_bfloat16(ranks, models, tmp_path, sizes, backend):
     setting = Setting(models["tied"], sizes, backend=backend, machine=Machine("cpu", "bfloat16"))

@@ -45,12 +45,12 @@ BATCHES = {
 
 LAYOUTS = [
     ("untied", ParallelSizes(), "plain", {}),
-    ("tied", ParallelSizes(tp=2, etp=2), "sampling masks", {}),
     ("moe", ParallelSizes(pp=2, vpp=2), "routes", {"megatron": EXPERTS_ANEW}),
     ("tied", ParallelSizes(cp=2, edp=2), "plain", {"backend": "fsdp"}),
     ("moe", ParallelSizes(cp=2, ep=2), "routes and sampling masks", {}),
 ]
 MORE_LAYOUTS = [
+    ("tied", ParallelSizes(tp=2, etp=2), "sampling masks", {}),
     ("tied", ParallelSizes(), "plain", {"bridge": "megatron-bridge"}),
     ("untied", ParallelSizes(), "plain", {"role": "critic"}),
     ("tied", ParallelSizes(dp=2, edp=2), "sampling masks", {}),
