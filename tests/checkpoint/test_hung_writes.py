@@ -67,6 +67,26 @@ def test_each_checkpoint_that_is_skipped_is_reported_once(tmp_path: Path) -> Non
     assert newest(tmp_path / "recover")[0].state.version == 9
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_ctrl_c_after_a_step_that_has_its_checkpoint_writes_no_other_one(tmp_path: Path, written: bool) -> None:
+    async def train() -> None:
+        trainer = Saving()
+        recovery = recovery_of(tmp_path / "recover", [], trainer, freq_steps=2, freq_secs=None)
+        async with asyncio.TaskGroup() as tasks:
+            await keep(recovery, 2, tasks)
+            if written:
+                trainer.written.set()
+                await recovery.wait_for_write()
+            asked = tasks.create_task(keep(recovery, 2, tasks, now=True))
+            await asyncio.sleep(0)
+            trainer.written.set()
+            await asked
+            await recovery.wait_for_write()
+
+    asyncio.run(train())
+    assert sorted(path.name for path in (tmp_path / "recover").glob("*step*")) == ["step-2"]
+
+
 @pytest.mark.parametrize("what", ["the checkpoint of step 1", "the journal's line of step 1"])
 def test_a_disk_that_hangs_ends_the_run_with_path_and_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str

@@ -63,6 +63,8 @@ class Recovery:
         """
         if not (now or self._is_due(state.version, self.version, self._began)):
             return
+        if self._writing is not None and state.version == self.version:
+            return  # it has its checkpoint, or will have it
         if self._writing is not None and not self._writing.done():
             if not now:
                 self._warn_of_skipping(state.version)
