@@ -27,7 +27,7 @@ def begin(directory: Path, limit_s: float) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_a_start_that_hangs(tmp_path: Path, number: signal.Signals) -> None:
     process = begin(tmp_path, 300)
     assert process.stdout and process.stdout.readline() == "hangs\n"

@@ -57,7 +57,9 @@ def test_comparisons_that_see_no_error_of_1e_4_are_listed(tmp_path: Path) -> Non
     assert [row["size"] for row in rows] == [0.01, 0.02]
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [("logprobs", [True, True]), ("gradient", [False, True])])
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [pytest.param("logprobs", [True, True], marks=pytest.mark.long), ("gradient", [False, True])]
+)
 def test_a_mutation_changes_what_it_names(kind: str, wrong: list[bool]) -> None:
     code = """if True:
         import json, mutations, torch
