@@ -274,6 +274,7 @@ def _looks_like_product(text: str) -> bool:
 def is_unit(text: str) -> bool:
     """Return whether words after a number only name its unit."""
     text = re.sub(r"\([^\W\d_]{2}(?:[^\W\d_]|[ ,'-])*\)$", "", text).strip()
+    text = re.sub(r"^([a-z]{3,}) of \d+ [a-z]{3,}$", r"\1", text)  # `5 boxes of 12 pencils`
     if not text:
         return True
     if r"\cdot" in text:

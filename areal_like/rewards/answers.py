@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from areal_like.rewards.amounts import PRODUCT, is_unit, read_amount
-from areal_like.rewards.notation import plain, words_in
+from areal_like.rewards.notation import MONTH, plain, words_in
 
 type Symbolic = Callable[[str, str], bool]
 
@@ -48,8 +48,11 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
     one, other = _MODULUS.sub("", one), _MODULUS.sub("", other)
     if not re.search(r"[\d\\]", one):
         one = _COPULA.sub("", one)
+    one = _STATEMENT.sub("", one)
     if (r"\begin{pmatrix}" in one) != (r"\begin{pmatrix}" in other):
         one, other = _VECTOR.sub(_tuple, one), _VECTOR.sub(_tuple, other)
+    if _split_bracket(one) or _split_bracket(other):
+        one, other = (_UNIT_VECTORS.sub(_coordinates, text) for text in (one, other))
     if re.search(r"\+\s*[cCkK]$", other):  # a constant of integration
         one, other = (re.sub(r"\+\s*[cCkK]$", "+ C", text) for text in (one, other))
     one = _as_decimal_comma(one, other)
@@ -59,6 +62,8 @@ def equal(given: str, wanted: str, symbolic: Symbolic) -> bool:
 
 
 _VECTOR = re.compile(r"^\\begin\{pmatrix\}((?:(?!\\\\).)*|[^&]*)\\end\{pmatrix\}$")
+_UNIT_VECTOR = r"([-+]?)\s*((?:(?!\\hat|\\vec)[^-+ijk])*?)\s*(?:\\(?:hat|vec)\s*)?\{?\s*(?:\\[ij]math|([ijk]))\s*\}?"
+_UNIT_VECTORS = re.compile(rf"^(?:\s*{_UNIT_VECTOR}\s*){{2,3}}$")
 _CHAIN = re.compile(r"^([^<>\\]+)(>|\\ge\s)([^<>\\]+)(>|\\ge\s)([^<>\\]+)$")
 _GROUND = re.compile(r"\s+\((?:since|because|as|from|i\.e\.)\b[^()]*\)$")
 _CONJUNCTION = re.compile(r",?\s*(?:\band\b|\\land(?![a-z])|\\wedge(?![a-z])|&)\s*")
@@ -66,6 +71,7 @@ _BOUND = re.compile(r"([a-zA-Z])\s*(<|>|\\[lg]e\s)([^<>=]+)|([^<>=]+)(<|>|\\[lg]
 _TURNED = {"<": ">", ">": "<", r"\le ": r"\ge ", r"\ge ": r"\le "}
 _MODULUS = re.compile(r"\s*\(?\s*\\?[pb]?mod\s*\{?\s*(\w+)\s*\}?\s*\)?$")
 _COPULA = re.compile(r"^(?!(?:yes|no)\b).*\b(?:is|are|was|were|be|equals)\s+(?:on\s+)?", re.I)
+_STATEMENT = re.compile(r"^(?:[a-z]{2,}\s+)+(?:is|are|equals)\s+(?=[\\\d(\[{-])", re.I)
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
 
@@ -86,6 +92,12 @@ def _points(text: str) -> list[str]:
 
 def _tuple(vector: re.Match[str]) -> str:
     return f"({', '.join(re.split(r'\\\\|&', vector[1].strip().removesuffix(r'\\')))})"
+
+
+def _coordinates(vector: re.Match[str]) -> str:
+    """Return `2i - k` as `(2, 0, -1)`."""
+    terms = {name: sign + (factor or "1") for sign, factor, name in re.findall(_UNIT_VECTOR, vector[0])}
+    return f"({', '.join(terms.get(name, '0') for name in ('ijk' if 'k' in terms else 'ij'))})"
 
 
 def _as_decimal_comma(given: str, wanted: str) -> str:
@@ -184,7 +196,7 @@ def _as_date(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     """Compare dates; one without a year fits each year."""
     one, other = _date(given), _date(wanted)
     if one is None or other is None:
-        return None
+        return False if other and read_amount(given) else None
     return one[1:] == other[1:] and (one[0] == other[0] or None in (one[0], other[0]))
 
 
@@ -203,11 +215,7 @@ def _date(text: str) -> tuple[str | None, int, str] | None:
     return (years or [None])[0], number, (days or [""])[0]
 
 
-_MONTH = re.compile(
-    r"\b(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
-    r"|dec(?:ember)?)\b",
-    re.I,
-)
+_MONTH = re.compile(rf"\b{MONTH}", re.I)
 
 
 def _as_time(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -244,6 +252,8 @@ def _as_ratio(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
     one, other = _RATIO.fullmatch(given), _RATIO.fullmatch(wanted)
     if one is None and other is None:
         return None
+    if one and re.fullmatch(r"\d+(?:\.\d+)?\s*-\s*\d+(?:\.\d+)?", wanted):  # a range
+        return re.split(r"\s*\bto\b\s*", given) == re.split(r"\s*-\s*", wanted)
     if one is None or other is None:
         return False
     left, right = ([float(n) for n in re.findall(r"[\d.]+", text)] for text in (given, wanted))
@@ -290,8 +300,12 @@ def _is_choice(match: re.Match[str], text: str) -> bool:
         return False
     marked = bool(match[1] or match[2]) or re.match(r"\w[.):]", text) is not None
     return (not rest and (letter.isupper() or marked or len(text) == 1)) or (
-        bool(rest) and marked and not rest.startswith(("^", "_", "+", "-", "*", "/", "=", "\\", ",", "(", "'"))
+        bool(rest) and marked and not (_OPERATOR if match[1] or match[2] else _PART).match(rest)
     )
+
+
+_OPERATOR = re.compile(r"[\^_+*/=,('-]|\\(?:cup|cap|times|cdot|pm|l|g|n|in|sub)")
+_PART = re.compile(r"[\^_+*/=,('\\-]")
 
 
 def _as_relation(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
@@ -358,6 +372,8 @@ def _as_list(given: str, wanted: str, symbolic: Symbolic) -> bool | None:
         return None
     if len(other) == 1 < len(one) and "=" in wanted and all("=" in each or r"\pm" in given for each in one):
         return symbolic(rf"\{{{','.join(each.rpartition('=')[2] for each in one)}\}}", wanted)  # roots of an equation
+    if r"\emptyset" in (*one, *other) and _is_set(given) != _is_set(wanted):
+        return False
     if r"\cup" in given + wanted and len(one) != len(other):
         return None
     if len(one) != len(other) and _INEQUALITY.search(given) and _INEQUALITY.search(wanted):

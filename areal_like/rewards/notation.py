@@ -14,6 +14,10 @@ _CHARACTERS = {
     "\u00a2": " cents", "\u207b": "^-", "\uff0d": "-", "\uff08": "(", "\uff09": ")", "\uff0b": "+", "\uff1d": "=",
 }  # fmt: skip
 _TABLE = str.maketrans(_CHARACTERS | {chr(0xFF10 + digit): str(digit) for digit in range(10)})
+MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
+    r"|dec(?:ember)?)\b"
+)
 _STYLES = r"text(?:bf|it|rm|normal|sf|tt)?|math(?:bf|rm|it|sf|tt|normal)|mbox|hbox|boxed|fbox|boldsymbol|bm|operatorname\*?|emph|underline|ensuremath"
 _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"<\|[^<>|]*\|>|</?s>|<eos>|<pad>|<end_of_turn>|<\uff5c[^<>]*\uff5c>", ""),
@@ -21,6 +25,9 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"\b0x([0-9a-fA-F]+)\b", r"\1_{16}"),
+    (r"(\\frac|\\sqrt(?:\[\w+\])?)\s*(\\(?:pi|alpha|beta|gamma|delta|theta|phi|lambda|mu|omega))(?![a-zA-Z])", r"\1{\2}"),
+    (r"(\\frac\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))\s*(\\(?:pi|alpha|beta|gamma|delta|theta|phi|lambda|mu|omega))(?![a-zA-Z])", r"\1{\2}"),
+    (r"(?<=\d)\s*(?:\\text\s*\{\s*--\s*\}|--)\s*(?=\d)", "-"),
     (r"\{?\s*(\w+)\s*\\choose\s*(\w+)\s*\}?", r"\\binom{\1}{\2}"),
     (r"\u221a\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}"),
     (r"(?:\\sqrt|\u221a|\bsqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -36,6 +43,7 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^([^'\"\\]*\d)'\s*(\d\d?)\"$", r"\1 ft \2 in"),
     (r"^([^'\"\\]*\d)'$", r"\1 ft"),
     (r"\{(?:,|\\[,; !])\}", ","),
+    (r"\{:\}", ":"),
     (r"\\pi\s*\(", r"\\pi\\cdot("),  # else a function
     (r"^\[\s*(\[[^\[\]]*\](?:\s*,\s*\[[^\[\]]*\])+)\s*\]$", lambda match: _matrix(match[1])),
     (r"(?<!\\)\\!\s*", ""),

@@ -4,7 +4,7 @@ import re
 from itertools import islice
 
 from areal_like.rewards.amounts import NUMBER_WORDS, SCALES
-from areal_like.rewards.notation import words_in
+from areal_like.rewards.notation import MONTH, words_in
 
 _MARK = re.compile(r"(?<!#)####(?!#)")
 _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|(\d[\d.,]*(?<=\d)|[^\s{}]))|\\fbox\s*(\{)")
@@ -67,8 +67,11 @@ _UNFINISHED = re.compile(
     r"(?:[-+*/=^×÷(]|\\\w+|(?<!\bit )\b(?:is|are|equals|the|of|and|or|so|because|then|if|to))[\s,]*$"
 )
 _CORRECTED = re.compile(r"\b(?:rounds?|rounded|which is|meaning)\b")
-# one piece of an expression in text: a number, a variable, a command, an operator or a bracket
+_COMPOUND = r"\b\d+ (?:hours?|minutes?|days?|weeks?|years?|feet|ft|pounds?|dollars?)(?:,| and)* \d+ (?:minutes?|seconds?|hours?|days?|months?|inches|in|ounces?|cents?)\b"
+# one piece of an expression in text: a compound amount, a time, a date, a number, a variable, a command, an operator or
+# a bracket
 _PIECE = re.compile(
+    rf"(?i:{_COMPOUND}|\b\d\d?(?::[0-5]\d)?\s?[ap]\.?m\b|\b\d\d?:[0-5]\d\b|\b{MONTH}\s\d\d?\b(?:, \d{{4}})?|\b\d\d?\s{MONTH}(?: \d{{4}})?)|"
     r"\d[\d,]*\.?\d*|\.\d+|\\[a-zA-Z]+|\\?\$|[€£¥]|[-+*/^_=<>|!%(){}\[\]π√∞·×÷±−–°]|\\[{}]|,(?=\s*[-\d(\\])"
     r"|(?<![A-Za-z])[A-Za-z](?![A-Za-z'])"
 )
@@ -215,6 +218,8 @@ def _is_last(text: str) -> bool:
 
 
 def _read_phrase(text: str) -> str:
+    if bold := re.match(r"[*_:\s]*?(\*{1,3})(?=[^\s*])", text):  # also its end
+        text = text[bold.end() :].replace(bold[1], "", 1)
     text = _ADVERB.sub("", text.lstrip("*_: \n\t"), count=1)
     spans, at, joint = [], 0, ""
     while span := _SPAN.match(text, at):
