@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allocation.convert.shell_conditions import Status, check_expression, check_words, matches
 from allocation.convert.shell_scope import Scope, ShellWord, Unknown, Variable, append_text, as_words
 from allocation.convert.shell_syntax import Node, ShellSyntaxError, line_of, parse, start_of
-from allocation.convert.shell_words import Words
+from allocation.convert.shell_words import Words, count
 
 _MOST_STEPS = 20_000
 _DEEPEST = 40
@@ -467,6 +467,10 @@ class _Shell:
             self.scope.arguments = tuple(words[2:])
         return True
 
+    def _do_seq(self, words: Sequence[ShellWord], node: Node) -> Status:
+        self._write(ShellWord(numbers) if (numbers := count(words[1:])) is not None else self._outside(node))
+        return True
+
     def _do_shift(self, words: Sequence[ShellWord], node: Node) -> Status:
         if self.scope.arguments:
             self.scope.arguments = self.scope.arguments[1:]
@@ -480,7 +484,7 @@ _BUILTINS = {
     **dict.fromkeys(("[", "test"), "test"),
     **dict.fromkeys(("source", "."), "source"),
     **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), "read"),
-    **{name: name for name in ("unset", "eval", "set", "shift")},
+    **{name: name for name in ("unset", "eval", "set", "shift", "seq")},
 }
 
 

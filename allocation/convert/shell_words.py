@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
@@ -15,6 +15,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _ALONE = re.compile(r"\$\{?[\w@\[\]]+\}?")
 _HOME = "~"
 _LONGEST_MATCHED = 2_000
+_MOST_NUMBERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,3 +279,20 @@ def _space_out(words: tuple[ShellWord, ...]) -> Iterator[ShellWord]:
 def _join(pieces: list[ShellWord], start: int, end: int, *, whole: bool = False) -> ShellWord:
     reasons = tuple(dict.fromkeys(reason for piece in pieces for reason in piece.unknown))
     return ShellWord("".join(piece.text for piece in pieces), reasons, start, end, whole and bool(reasons))
+
+
+def count(words: Sequence[ShellWord]) -> str | None:
+    """Return the numbers that `seq` prints for integers: LAST, FIRST LAST or FIRST STEP LAST; None for other words."""
+    if any(word.unknown or not re.fullmatch(r"-?\d{1,6}", word.text) for word in words):
+        return None
+    match [int(word.text) for word in words]:
+        case [last]:
+            first, step = 1, 1
+        case [first, last]:
+            step = 1
+        case [first, step, last] if step:
+            pass
+        case _:
+            return None
+    numbers = range(first, last + (1 if step > 0 else -1), step)
+    return "\n".join(map(str, numbers)) if len(numbers) <= _MOST_NUMBERS else None

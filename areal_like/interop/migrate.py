@@ -174,6 +174,8 @@ def _read_unknown(key: str, found: Setting, done: Migration) -> Iterator[tuple[s
     elif target and annotation_of(target) is not None:
         done.missing[target] = f"{key}: {why}"
         yield key, MISSING
+    elif known and known[1].together == "evaluator.datasets" and found.value.count(",") == 1:
+        done.missing["valid_dataset.path"] = f"{key}: {why}"
     elif not found.unknown and re.fullmatch(r"\$\{[\w.]+\}", found.value):  # refers to a section
         yield key, found.value
     elif known is None or not known[1].unneeded:

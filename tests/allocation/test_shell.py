@@ -31,6 +31,7 @@ SCRIPTS = {
 h" '{"k": 1}'""",
     "splitting": 'X="  a=1   b=2 "\nrun x$X"y" "$X"',
     "substitution": 'run $(echo a b) "$(echo "a  b")" `echo c` $(printf %s d) $(f() { echo e; }; f)',
+    "sequence": 'N="$(seq 2)"\nrun $(seq 16 8 40) "$N" $(seq 3 -1 1) $(seq 4 2)',
     "tests": '[[ -z "" && ( 3 -gt 2 || x == y ) ]] && run a\n[ ! -n x ] || run b\n[[ abc == a*c ]] && run c\ntest 1 -lt 2 && run d',
     "joined": "X=a; X+=b\nrun ${X}c\nunset X\nrun [$X]",
     "subshell": "X=1\n(X=2; run $X)\nrun $X\n{ X=3; }\nrun $X",

@@ -241,6 +241,9 @@ R.val_kwargs.temperature=1.0 -> evaluator.temperature = 1.0
 trainer.v1.trainer_mode=colocate_async -> !
 algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0 -> actor.behave_imp_weight_cap = 3.0
 algorithm.rollout_correction.rollout_is=sequence -> actor.behave_imp_weight_mode = sequence_truncate
+algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_4.0 -> actor.behave_imp_weight_mode = token_mask
+algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_4.0 -> actor.behave_imp_weight_cap = 4.0
+algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=0.5_4.0 -> actor.behave_imp_weight_floor = 0.5
 algorithm.rollout_correction.rollout_token_veto_threshold=1.0e-4 -> actor.behave_imp_weight_veto = 0.0001
 algorithm.rollout_correction.bypass_mode=True -> actor.use_decoupled_loss = False
 """

@@ -166,6 +166,29 @@ def test_supervised_training_of_verl_has_the_settings_of_its_own_trainer():
     assert written["actor"]["lora_rank"] == 32
 
 
+SFT_OF_MESSAGES = """torchrun --nproc_per_node=8 -m verl.trainer.sft_trainer data.train_files=rows.parquet
+data.messages_key=messages data.ignore_input_ids_mismatch=True model.path=/models/qwen engine=megatron optim=megatron
+optim.lr=1e-5 optim.min_lr=1e-6 optim.lr_warmup_steps=10 optim.lr_warmup_init=0 optim.lr_decay_style=cosine
+""".replace("\n", " \\\n  ")
+
+
+def test_verls_trainer_on_messages_has_its_own_defaults_and_the_settings_of_its_optimizer():
+    done = migrate(SFT_OF_MESSAGES)
+    assert done.same, done.report()
+    written = yaml.safe_load(done.yaml)
+    assert written["train_dataset"]["prompt_field"] == "messages" and "answer_field" not in written["train_dataset"]
+    assert written["train_dataset"]["last_assistant"] == "drop" and written["workflow"] == "???"
+    optimizer = written["actor"]["optimizer"]
+    assert (optimizer["min_lr_ratio"], optimizer["warmup_steps"]) == (pytest.approx(0.1), 10)
+    assert optimizer["lr_scheduler_type"] == "cosine" and optimizer.get("warmup_steps_proportion", 0.0) == 0.0
+    least = migrate("torchrun -m verl.trainer.sft_trainer \\\n  data.train_files=rows.parquet model.path=/m\n")
+    optimizer = yaml.safe_load(least.yaml)["actor"]["optimizer"]
+    assert (optimizer["beta2"], optimizer["lr_scheduler_type"]) == (0.999, "constant")
+    named = migrate(f"{SFT_OF_MESSAGES} model.mtp.enable=True optim.lr_wsd_decay_steps=5")
+    assert set(named.changes) == {"model.mtp.enable", "optim.lr_wsd_decay_steps"}
+    load(yaml.safe_load(fill_placeholders(done.yaml)))
+
+
 def test_settings_that_only_the_shell_puts_into_the_command_are_not_lost_in_silence():
     base = with_settings("verl", "")
     script = f'CONFIG="\n  actor_rollout_ref.actor.policy_loss.loss_mode=$mode \\\n"\n{base.strip()} $CONFIG\n'

@@ -147,3 +147,6 @@ def test_sets_of_slime_are_pairs_of_name_and_path():
     assert made["valid_dataset"]["path"] == "/data/aime.jsonl@[0:8]"
     assert made["evaluator"]["datasets"]["math"]["path"] == "/data/math.jsonl"
     assert "valid_dataset.path" in migrate(SLIME.rstrip() + " --eval-prompt-data aime\n").missing
+    elsewhere = migrate(f"{SLIME.rstrip()} --eval-prompt-data aime $FOLDER/aime.jsonl\n")
+    assert "$FOLDER" in elsewhere.missing["valid_dataset.path"] and not elsewhere.changes
+    assert yaml.safe_load(elsewhere.yaml)["valid_dataset"]["path"] == "???"

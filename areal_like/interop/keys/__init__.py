@@ -47,9 +47,9 @@ _SHORTEST = 3  # letters of a name such as `type`, which means something else in
 
 
 def defaults_of(system: str, text: str) -> Mapping[str, Any]:
-    """Return the defaults that a configuration or command has; verl's two trainers have their own."""
+    """Return the defaults that a configuration or command has; verl's trainers have their own."""
     if system == "verl" and is_sft_command(text):
-        return verl_sft.DEFAULTS
+        return verl_sft.defaults_of(text)
     return DEFAULTS[system] | verl.ASYNC_DEFAULTS if system == "verl" and is_async_command(text) else DEFAULTS[system]
 
 

@@ -1,7 +1,7 @@
 """Entries, reasons and values that several tables share."""
 
 from allocation.convert import megatron
-from areal_like.interop.keys.entries import Table, drop
+from areal_like.interop.keys.entries import Table, changes, drop, rename, together
 
 LAYOUT = drop("the layout defines it (allocation_mode, or actor.backend and rollout.backend)")
 DDP = ("overlap_grad_reduce", "overlap_param_gather", "use_distributed_optimizer")
@@ -56,3 +56,31 @@ SYNONYMS = {  # of other libraries, such as TRL
     "eval_steps": "evaluator.freq_steps",
     "resume_from_checkpoint": "recover.mode",
 }
+
+
+def optimizer(role: str, ours: str) -> Table:
+    """Return the keys of verl's optimizer in section `role`, mapped to our section."""
+    return {
+        f"{role}.lr": rename(f"{ours}.lr"),
+        f"{role}.weight_decay": rename(f"{ours}.weight_decay"),
+        f"{role}.clip_grad": rename(f"{ours}.gradient_clipping"),
+        f"{role}.lr_warmup_steps": rename(f"{ours}.warmup_steps", NEVER),
+        f"{role}.lr_warmup_steps_ratio": together(f"{ours}.warmup_steps_proportion"),
+        f"{role}.lr_decay_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.lr_scheduler_type": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.warmup_style": rename(f"{ours}.lr_scheduler_type", SCHEDULES),
+        f"{role}.min_lr_ratio": rename(f"{ours}.min_lr_ratio"),
+        f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
+        f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
+        f"{role}.eps": rename(f"{ours}.eps"),
+        f"{role}.optimizer": changes("the only optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
+        f"{role}.optimizer_impl": SPEED,
+        f"{role}.num_cycles": changes("a cosine schedule has no restarts", 0.5),
+        f"{role}.lr_warmup_init": changes("warm-up starts at 0", 0, 0.0),
+        f"{role}.lr_decay_steps": changes("the learning rate decays over the whole run"),
+        f"{role}.total_training_steps": drop("the run's number of steps is used"),
+        f"{role}.override_optimizer_config.use_precision_aware_optimizer": rename(
+            f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
+        ),
+        f"{role}.override_optimizer_config": SPEED,
+    }

@@ -11,34 +11,6 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _FULL = {"True": "full", "False": None}
 
 
-def _optimizer(role: str, ours: str) -> Table:
-    """Return the keys of the optimizer in section `role`, mapped to our section."""
-    return {
-        f"{role}.lr": rename(f"{ours}.lr"),
-        f"{role}.weight_decay": rename(f"{ours}.weight_decay"),
-        f"{role}.clip_grad": rename(f"{ours}.gradient_clipping"),
-        f"{role}.lr_warmup_steps": rename(f"{ours}.warmup_steps", shared.NEVER),
-        f"{role}.lr_warmup_steps_ratio": together(f"{ours}.warmup_steps_proportion"),
-        f"{role}.lr_decay_style": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
-        f"{role}.lr_scheduler_type": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
-        f"{role}.warmup_style": rename(f"{ours}.lr_scheduler_type", shared.SCHEDULES),
-        f"{role}.min_lr_ratio": rename(f"{ours}.min_lr_ratio"),
-        f"{role}.min_lr": together(f"{ours}.min_lr_ratio"),
-        f"{role}.betas": together(f"{ours}.beta1 and {ours}.beta2"),
-        f"{role}.eps": rename(f"{ours}.eps"),
-        f"{role}.optimizer": changes("the only optimizer is Adam", "adam", "AdamW", "adamw", "Adam"),
-        f"{role}.optimizer_impl": shared.SPEED,
-        f"{role}.num_cycles": changes("a cosine schedule has no restarts", 0.5),
-        f"{role}.lr_warmup_init": changes("warm-up starts at 0", 0, 0.0),
-        f"{role}.lr_decay_steps": changes("the learning rate decays over the whole run"),
-        f"{role}.total_training_steps": drop("the run's number of steps is used"),
-        f"{role}.override_optimizer_config.use_precision_aware_optimizer": rename(
-            f"{ours.partition('.')[0]}.megatron.use_precision_aware_optimizer"
-        ),
-        f"{role}.override_optimizer_config": shared.SPEED,
-    }
-
-
 def _megatron(role: str, ours: str) -> Table:
     """Return the keys of the section `megatron` of `role`, mapped to our section `ours`."""
     t: Table = {f"{role}.megatron.{k}": e for k, e in shared.MEGATRON.items()}
@@ -73,7 +45,7 @@ def _engine(role: str, ours: str) -> Table:
     t = _megatron(role, ours)
     t[f"{role}.load_weight"] = drop("weights are always loaded")
     t[f"{role}.strategy"] = shared.LAYOUT
-    for place in ("fsdp_config", "model.fsdp_config"):
+    for place in ("fsdp_config", "model.fsdp_config", "fsdp"):
         t[f"{role}.{place}.param_offload"] = rename(f"{ours}.offload")
         t[f"{role}.{place}.optimizer_offload"] = drop(f"{ours}.offload moves all parts to host memory or none")
         t[f"{role}.{place}.offload_policy"] = rename(f"{ours}.fsdp.offload_params")
@@ -114,8 +86,8 @@ VERL: Table = {
     **_engine(_ACTOR, "actor"),
     **_engine(_REF, "ref"),
     **_engine("critic", "critic"),
-    **_optimizer(f"{_ACTOR}.optim", "actor.optimizer"),
-    **_optimizer("critic.optim", "critic.optimizer"),
+    **shared.optimizer(f"{_ACTOR}.optim", "actor.optimizer"),
+    **shared.optimizer("critic.optim", "critic.optimizer"),
     "critic.grad_clip": rename("critic.optimizer.gradient_clipping"),
     "critic.cliprange_value": rename("critic.eps_clip"),
     "critic.ppo_mini_batch_size": together("actor.ppo_n_minibatches"),

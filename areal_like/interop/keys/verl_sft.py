@@ -1,11 +1,19 @@
-"""Keys of verl's trainer for supervised fine-tuning that its RL trainer does not have, and its defaults."""
+"""Keys of verl's trainers for supervised fine-tuning that its RL trainer does not have, and their defaults.
 
+`fsdp_sft_trainer` takes a prompt and a response per row; `sft_trainer` replaced it and takes messages.
+"""
+
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from areal_like.interop.keys import shared
 from areal_like.interop.keys.entries import Table, changes, drop, rename, together
 
 SFT: Table = {
+    "data.messages_key": together("train_dataset.prompt_field"),
+    "data.ignore_input_ids_mismatch": drop("the workflow tokenizes the messages"),
+    "data.num_workers": shared.SPEED,
     "data.response_key": together("train_dataset.answer_field"),
     "data.prompt_dict_keys": together("train_dataset.prompt_field"),
     "data.response_dict_keys": together("train_dataset.answer_field"),
@@ -23,21 +31,21 @@ SFT: Table = {
     "model.lora_alpha": together("actor.lora_alpha"),
     "model.target_modules": together("actor.target_modules"),
     "model.strategy": shared.LAYOUT,
+    "model.mtp": changes("set actor.megatron.train_mtp_layers to train these layers", False),
     "model": shared.SPEED,
     "checkpoint": drop("checkpoints are written to cluster.fileroot"),
-    "optim.lr": rename("actor.optimizer.lr"),
-    "optim.betas": together("actor.optimizer.beta1 and actor.optimizer.beta2"),
-    "optim.weight_decay": rename("actor.optimizer.weight_decay"),
-    "optim.lr_warmup_steps_ratio": rename("actor.optimizer.warmup_steps_proportion"),
-    "optim.clip_grad": rename("actor.optimizer.gradient_clipping"),
+    **shared.optimizer("optim", "actor.optimizer"),
     "optim.lr_scheduler": rename("actor.optimizer.lr_scheduler_type"),
-    "optim.lr_scheduler_type": rename("actor.optimizer.lr_scheduler_type"),
-    "optim": changes("the optimizer's settings are lr, betas, weight decay, warm-up and schedule"),
+    "optim.init_lr_ratio": changes("warm-up starts at 0", 0, 0.0),
+    "optim": changes(
+        "the optimizer's settings are lr, betas, weight decay, warm-up and schedule",
+        *("fsdp", "megatron", "automodel", "veomni", "torchtitan"),
+    ),
     "engine": shared.LAYOUT,
     "ulysses_sequence_parallel_size": shared.LAYOUT,
     "use_remove_padding": drop("sequences are always packed"),
 }
-DEFAULTS: dict[str, Any] = {
+_OF_PAIRS: dict[str, Any] = {  # of `fsdp_sft_trainer`
     "data.train_batch_size": 256,
     "data.prompt_key": "question",
     "data.response_key": "answer",
@@ -54,3 +62,26 @@ DEFAULTS: dict[str, Any] = {
     "optim.lr_scheduler": "cosine",
     "trainer.total_epochs": 4,
 }
+_OF_MESSAGES: dict[str, Any] = {  # of `sft_trainer`
+    "data.train_batch_size": 256,
+    "data.messages_key": "messages",
+    "data.max_length": 1024,
+    "data.truncation": "error",
+    "model.lora_alpha": 16,
+    "model.target_modules": "all-linear",
+    "optim.lr": 1e-3,
+    "optim.betas": [0.9, 0.999],
+    "optim.weight_decay": 0.01,
+    "optim.lr_warmup_steps_ratio": 0.0,
+    "optim.clip_grad": 1.0,
+    "optim.lr_scheduler_type": "constant",
+    "trainer.total_epochs": 4,
+}
+_OF_AUTOMODEL = {"optim.lr": 1e-5, "optim.lr_scheduler_type": "cosine", "optim.min_lr_ratio": 0.01}
+
+
+def defaults_of(text: str) -> Mapping[str, Any]:
+    """Return the defaults of the trainer that a command starts."""
+    if "fsdp_sft_trainer" in text:
+        return _OF_PAIRS
+    return _OF_MESSAGES | _OF_AUTOMODEL if re.search(r"\boptim=automodel\b", text) else _OF_MESSAGES

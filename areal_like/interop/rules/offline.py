@@ -27,24 +27,42 @@ def train_on_dataset(peer: Translation, algorithm: str, steps: int = 1) -> None:
 def imitate_in_verl(peer: Translation) -> None:
     """Write the settings of verl's trainer for supervised fine-tuning; its micro-batches count as in its RL trainer."""
     train_on_dataset(peer, "sft")
-    for part, ours in (("prompt", "prompt_field"), ("response", "answer_field")):
-        inner = _names(peer.get(f"data.{part}_dict_keys"))
-        peer.ours[f"train_dataset.{ours}"] = ".".join([str(peer.get(f"data.{part}_key")), *inner[:1]])
-    if peer.is_on("data.multiturn.enable"):
-        peer.ours["train_dataset.prompt_field"] = peer.get("data.multiturn.messages_key")
-        peer.ours.pop("train_dataset.answer_field")
+    _write_fields(peer)
     peer.ours |= {"actor.path": peer.get("model.path", "model.partial_pretrain") or MISSING}
     peer.ours["train_dataset.overlong_prompts"] = "refuse" if peer.get("data.truncation") == "error" else "truncate"
     peer.fill("gconfig.max_new_tokens", f"data.max_length={peer.get('data.max_length')} covers prompt and response")
     if rank := peer.number("model.lora_rank"):
         peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank, "actor.lora_alpha": peer.get("model.lora_alpha")}
         if (modules := peer.get("model.target_modules")) != "all-linear":
-            peer.ours["actor.target_modules"] = _names(modules)
-    betas = _names(peer.get("optim.betas"))
-    peer.ours |= {"actor.optimizer.beta1": float(betas[0]), "actor.optimizer.beta2": float(betas[1])}
+            peer.ours["actor.target_modules"] = split_list(modules)
+    write_optimizer(peer, "optim", "actor.optimizer")
 
 
-def _names(value: object) -> list[str]:
+def _write_fields(peer: Translation) -> None:
+    """Write the columns of the rows: prompt and response, or messages of which the assistant's are trained."""
+    if peer.get("data.messages_key") is not None or peer.is_on("data.multiturn.enable"):
+        peer.ours["train_dataset.prompt_field"] = field = peer.get("data.messages_key", "data.multiturn.messages_key")
+        peer.ours["train_dataset.last_assistant"] = "drop"
+        peer.missing["workflow"] = f"write one that trains on the assistant's messages of {field} (docs/algorithms.md)"
+        return
+    for part, ours in (("prompt", "prompt_field"), ("response", "answer_field")):
+        inner = split_list(peer.get(f"data.{part}_dict_keys"))
+        peer.ours[f"train_dataset.{ours}"] = ".".join([str(peer.get(f"data.{part}_key")), *inner[:1]])
+
+
+def write_optimizer(peer: Translation, place: str, ours: str) -> None:
+    """Write the betas, warm-up and final rate of the optimizer in verl's section `place`."""
+    if (betas := split_list(peer.get(f"{place}.betas"))) != []:
+        peer.ours[f"{ours}.beta1"], peer.ours[f"{ours}.beta2"] = map(float, betas[:2])
+    ratio, steps = peer.number(f"{place}.lr_warmup_steps_ratio"), peer.number(f"{place}.lr_warmup_steps")
+    if ratio and (steps is None or steps < 0):
+        peer.ours[f"{ours}.warmup_steps_proportion"] = ratio
+    least, most = peer.number(f"{place}.min_lr"), peer.number(f"{place}.lr")
+    if least and most:
+        peer.ours[f"{ours}.min_lr_ratio"] = least / most
+
+
+def split_list(value: object) -> list[str]:
     """Return the items of a list, which a command line writes as text."""
     if value is None:
         return []

@@ -6,7 +6,7 @@ from typing import Any
 from areal_like.interop.keys import is_async_command, is_sft_command
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
 from areal_like.interop.rules.images import sees_images
-from areal_like.interop.rules.offline import imitate_in_verl
+from areal_like.interop.rules.offline import imitate_in_verl, split_list, write_optimizer
 from areal_like.interop.rules.translation import MISSING, Translation
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
@@ -167,7 +167,9 @@ def _correction(peer: Translation) -> None:
         return
     weight, rejected = peer.get(f"{_CORRECTION}.rollout_is"), peer.get(f"{_CORRECTION}.rollout_rs")
     if weight in ("token", "sequence") and rejected is None:
-        peer.behaviour(f"{weight}_truncate", peer.get(f"{_CORRECTION}.rollout_is_threshold") or 2.0)
+        limit = str(peer.get(f"{_CORRECTION}.rollout_is_threshold") or 2.0)
+        lower, _, upper = limit.rpartition("_")  # with both bounds, weights outside are 0
+        peer.behaviour(f"{weight}_{'mask' if lower else 'truncate'}", float(upper), float(lower or 0))
     else:
         peer.behaviour("disabled")
         _note_correction(peer, weight, rejected)
@@ -208,26 +210,13 @@ def _lora(peer: Translation) -> None:
         peer.ours["actor.lora_alpha"] = peer.get(f"{_MODEL}.lora_alpha", f"{_MODEL}.lora.alpha") or 16
         modules = peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules")
         if modules not in (None, "all-linear"):
-            peer.ours["actor.target_modules"] = modules if isinstance(modules, list) else split_list(modules)
-
-
-def split_list(value: Any) -> list[Any]:
-    """Return the items of a list written as text, or the text alone."""
-    return value if isinstance(value, list) else [part.strip(" '\"") for part in str(value).strip("[]()").split(",")]
+            peer.ours["actor.target_modules"] = split_list(modules)
 
 
 def optimizers(peer: Translation) -> None:
     """Write betas, warm-up and final rate of actor and critic."""
-    for place, ours in ((f"{_ACTOR}.optim", "actor.optimizer"), ("critic.optim", "critic.optimizer")):
-        betas = peer.get(f"{place}.betas")
-        if betas is not None:
-            peer.ours[f"{ours}.beta1"], peer.ours[f"{ours}.beta2"] = map(float, split_list(betas)[:2])
-        ratio, steps = peer.number(f"{place}.lr_warmup_steps_ratio"), peer.number(f"{place}.lr_warmup_steps")
-        if ratio and (steps is None or steps < 0):
-            peer.ours[f"{ours}.warmup_steps_proportion"] = ratio
-        least, most = peer.number(f"{place}.min_lr"), peer.number(f"{place}.lr")
-        if least and most:
-            peer.ours[f"{ours}.min_lr_ratio"] = least / most
+    write_optimizer(peer, f"{_ACTOR}.optim", "actor.optimizer")
+    write_optimizer(peer, "critic.optim", "critic.optimizer")
 
 
 def _data(peer: Translation) -> None:
