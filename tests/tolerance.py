@@ -16,6 +16,7 @@ import pytest
 LAYERS = 4  # of the deepest tiny model
 BACKWARD = 3 * LAYERS  # of its gradients and updates: forward, backward, and the sums over tokens
 SEQUENCE = BACKWARD  # of models whose layers may carry a state along the sequence
+STATES = 3 * BACKWARD  # of gradients through states that are carried along a sequence
 ROOM = 8  # epsilons for each layer; instruction sets were up to 4 apart
 LIMIT = 5e-5  # of the magnitude
 DIFFERENCES = 5e-3  # smaller numbers are differences of numbers around 1
@@ -47,6 +48,21 @@ def assert_close(found: Any, expected: Any, depth: int = LAYERS, err_msg: str = 
     """Assert that arrays are equal up to rounding; infinite and undefined numbers stand in the same places."""
     found, expected = np.asarray(found), np.asarray(expected)
     np.testing.assert_allclose(found, expected, rtol=0, atol=allowed(expected, depth), err_msg=err_msg)
+
+
+def assert_gradient(
+    found: Any, expected: Any, depth: int = BACKWARD, *, is_update: bool = False, err_msg: str = ""
+) -> None:
+    """Assert that a parameter's gradient is the expected one up to rounding, with a last bit of weights around 1.
+
+    An update by the optimizer `INVERTIBLE` gives its gradient back, which magnifies rounding.
+    """
+    found, expected = np.asarray(found), np.asarray(expected)
+    size = magnitude_of(expected, least=0.0)
+    distance = min(rounding(max(1.0, size), depth), LIMIT * size) + 2 * float(np.finfo(np.float32).eps)
+    if is_update:
+        found, distance = found / (1 - np.abs(found)), distance * (1 + size) ** 2
+    np.testing.assert_allclose(found, expected, rtol=0, atol=distance, err_msg=err_msg)
 
 
 def close_to(expected: Any, depth: int = BACKWARD) -> Any:

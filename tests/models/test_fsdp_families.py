@@ -23,7 +23,7 @@ from tiny_models import (
     hugging_face_log_probs,
     write_tiny,
 )
-from tolerance import BACKWARD, SEQUENCE, assert_close, magnitude_of, rounding
+from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
 from trainer_jobs import Setting, fsdp_gradients, log_probs_and_weights, make_batch, moved_reference
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -136,10 +136,8 @@ def test_log_probs_and_weights_are_transformers_own(ranks, tiny, name):
 def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     found, expected = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
-    rounding = 5e-5 if "qwen3_5" in name else 1e-5  # of states that are carried along a sequence
     for key, gradient in expected.items():
-        largest = max(1, np.abs(gradient).max())
-        np.testing.assert_allclose(found[key], gradient, atol=rounding * largest, err_msg=key)
+        assert_gradient(found[key], gradient, STATES if "qwen3_5" in name else BACKWARD, err_msg=key)
 
 
 SHORT = ("llama-mlp-bias", "phi3")
@@ -157,7 +155,7 @@ def test_ranks_that_split_matrices_compute_the_same_gradients(ranks, tiny, name)
     found, expected = ranks.run(fsdp_gradients, 2, setting, LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
-        np.testing.assert_allclose(found[key], gradient, atol=rounding(magnitude_of(gradient), BACKWARD), err_msg=key)
+        assert_gradient(found[key], gradient, err_msg=key)
 
 
 def test_the_families_whose_matrices_are_split_have_a_plan_that_can_be_followed():
@@ -186,7 +184,7 @@ def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_i
     gradients, wanted = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
-        assert_close(gradients[key], gradient, depth=BACKWARD, err_msg=key)
+        assert_gradient(gradients[key], gradient, err_msg=key)
     counted = count(json.loads((tiny(name) / "config.json").read_text()))
     assert not counted.problem
     assert counted.tensors == {key: tuple(tensor.shape) for key, tensor in original.items()}

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from test_fsdp_families import LENGTHS, alone, expected_gradients
 from tiny_models import LAYOUTS, TWO_RANKS, VARIANTS, hugging_face_log_probs
-from tolerance import BACKWARD, SEQUENCE, assert_close, close_to, rounding
+from tolerance import BACKWARD, SEQUENCE, assert_close, assert_gradient, close_to
 from trainer_jobs import (
     Setting,
     adapted_steps,
@@ -85,9 +85,7 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name, sizes
     }
     assert found.keys() >= expected.keys()
     for key, gradient in expected.items():
-        magnified = (1 + np.abs(gradient).max()) ** 2  # rounding, by the inversion
-        found_here = found[key] / (1 - np.abs(found[key]))
-        np.testing.assert_allclose(found_here, gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=key)
+        assert_gradient(found[key], gradient, is_update=True, err_msg=key)
 
 
 @pytest.mark.parametrize(

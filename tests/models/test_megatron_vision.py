@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, SEQUENCE, assert_close, rounding
+from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -57,10 +57,9 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, fam
     own = ((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
     gradients = {key: part for name, grad in own for key, part in in_checkpoint(model, name, grad).items()}
     assert seen.gradients.keys() == gradients.keys()
-    rounding = 5e-5 if "qwen3_5" in family else 1e-5  # of states that are carried along a sequence
     for name, gradient in gradients.items():
-        magnified = max(1.0, float(gradient.abs().max()))
-        np.testing.assert_allclose(seen.gradients[name], gradient.numpy(), atol=rounding * magnified, err_msg=name)
+        depth = STATES if "qwen3_5" in family else BACKWARD
+        assert_gradient(seen.gradients[name], gradient, depth, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +75,7 @@ def same(seen, expected, batch, left_out: str = "nothing"):
     for name, gradient in expected.gradients.items():
         np.testing.assert_array_equal(seen[0].weights[name], expected.weights[name], err_msg=name)
         gradient = np.zeros_like(gradient) if left_out in name else gradient
-        magnified = max(1.0, np.abs(gradient).max())
-        np.testing.assert_allclose(
-            seen[0].gradients[name], gradient, atol=rounding(depth=BACKWARD) * magnified, err_msg=name
-        )
+        assert_gradient(seen[0].gradients[name], gradient, err_msg=name)
 
 
 TWO_STAGES = {"override_transformer_config": {"num_layers_in_first_pipeline_stage": 2}}

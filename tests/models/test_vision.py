@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, SEQUENCE, assert_close
+from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
 from trainer_jobs import Setting
 from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
@@ -52,10 +52,9 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, f
     (-expected[torch.from_numpy(trained)].mean()).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     assert seen.gradients.keys() == gradients.keys()
-    rounding = 5e-5 if "qwen3_5" in family else 1e-5  # of states that are carried along a sequence
     for name, gradient in gradients.items():
-        magnified = max(1.0, np.abs(gradient).max())
-        np.testing.assert_allclose(seen.gradients[name], gradient, atol=rounding * magnified, err_msg=name)
+        depth = STATES if "qwen3_5" in family else BACKWARD
+        assert_gradient(seen.gradients[name], gradient, depth, err_msg=name)
     original = {key: t for file in tiny_vlm(family).glob("*.safetensors") for key, t in load_file(file).items()}
     assert seen.weights.keys() == original.keys()
     for key, tensor in original.items():
@@ -73,7 +72,7 @@ def same(seen, expected, batch):
     assert_close(found, wanted, depth=SEQUENCE)
     assert seen[0].gradients.keys() == expected.gradients.keys()
     for name, gradient in expected.gradients.items():
-        assert_close(seen[0].gradients[name], gradient, depth=BACKWARD, err_msg=name)
+        assert_gradient(seen[0].gradients[name], gradient, err_msg=name)
 
 
 @pytest.mark.parametrize(
