@@ -57,7 +57,7 @@ BEST = (  # settings of SGLang's own server, in place of the engine's rule for p
     *("--enable-prefill-delayer", "--prefill-delayer-queue-min-ratio", "0.1"),
     *("--prefill-delayer-max-delay-passes", "32", "--prefill-delayer-max-delay-ms", "1000"),
 )
-SETTLE_S, MEASURE_S = 5.0, 8.0
+SETTLE_S = 5.0
 CURVE = (
     *("step", "reward/mean", "rollout/response_length", "throughput/rollout_tokens_per_second", "seconds/step"),
     *("idle/trainer", "idle/servers", "rollout/logprob_diff_probe"),
@@ -70,11 +70,13 @@ type Post = Callable[[Sequence[int]], Awaitable[int]]
 
 
 @app.command()
-def servers(config: Config, overrides: Overrides = None, running: str = "64,384,1024", rounds: int = 2) -> None:
+def servers(
+    config: Config, overrides: Overrides = None, running: str = "64,384,1024", rounds: int = 2, seconds: float = 8.0
+) -> None:
     """Measure servers and clients without a run."""
     job = check(load(config, overrides or []), dry_run=True)
     with run_lifetime(secrets.token_hex(6)) as folder:
-        rows = asyncio.run(_measure(job, folder, [int(each) for each in running.split(",")], rounds))
+        rows = asyncio.run(_measure(job, folder, [int(each) for each in running.split(",")], rounds, seconds))
     totals: dict[tuple[str, int], list[float]] = defaultdict(list)
     for row in rows:
         totals[row["side"], row["level"]].append(row["tokens_per_s"])
@@ -90,7 +92,7 @@ def servers(config: Config, overrides: Overrides = None, running: str = "64,384,
     save(f"real_run_servers_{job.device}", figures | {"rows": rows})
 
 
-async def _measure(job: Job, folder: Path, levels: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+async def _measure(job: Job, folder: Path, levels: Sequence[int], rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Load SGLang's own server, the engine's, and the engine's through its client, in turns."""
     run = job.config
     model, token = await model_directory(run, folder), secrets.token_hex(16)
@@ -113,7 +115,7 @@ async def _measure(job: Job, folder: Path, levels: Sequence[int], rounds: int) -
             for level, _ in product(levels, range(rounds)):
                 for side, (server, post, samples) in sides.items():
                     with only(groups, server):
-                        figures = await measured(logs[server], post, prompts, max(1, level // samples))
+                        figures = await measured(logs[server], post, prompts, max(1, level // samples), seconds)
                     rows.append({"side": side, "level": level, **figures})
                     print(rows[-1], flush=True)
     return rows
@@ -197,7 +199,9 @@ def pool_post(pool: ServerPool, run: RunConfig) -> Post:
     return post
 
 
-async def measured(log: Path, post: Post, prompts: Sequence[Sequence[int]], loops: int) -> dict[str, float]:
+async def measured(
+    log: Path, post: Post, prompts: Sequence[Sequence[int]], loops: int, window_s: float
+) -> dict[str, float]:
     """Run `loops` requests at a time; return tokens per second and milliseconds per pass after it has settled."""
     rng, done, stop = random.Random(0), 0, False
 
@@ -210,7 +214,7 @@ async def measured(log: Path, post: Post, prompts: Sequence[Sequence[int]], loop
     tasks = [asyncio.create_task(loop()) for _ in range(loops)]
     await asyncio.sleep(SETTLE_S)
     offset, before, start = log.stat().st_size, done, time.monotonic()
-    await asyncio.sleep(MEASURE_S)
+    await asyncio.sleep(window_s)
     tokens, seconds = done - before, time.monotonic() - start
     with log.open("rb") as file:
         file.seek(offset)
@@ -264,9 +268,9 @@ def run(
         log.name: passes_by_size(log.read_text(errors="replace")) for log in sorted(folder.rglob("server-*.log"))
     }
     print(json.dumps(figures, indent=1))
-    save(name, figures)
     if code and figures["seconds"] < limit:
         sys.exit(code)
+    save(name, figures)
 
 
 def _evaluated(config: RunConfig) -> int | None:
