@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import typer
@@ -69,6 +72,11 @@ def script(words: list[str]) -> None:
             word for word in words[words.index("--config") + 2 :] if not re.fullmatch(r"\[?--dry-run\]?|\.\.\.\]", word)
         ]
         configured(words[words.index("--config") + 1], end)
+    elif "\ndef main(" in (ROOT / words[0]).read_text():
+        app, file = typer.Typer(), ROOT / words[0]
+        with mock.patch.object(sys, "path", [str(file.parent), *sys.path]):
+            app.command()(runpy.run_path(str(file))["main"])
+        typer.main.get_command(app).make_context(words[0], words[1:])
 
 
 def files(words: list[str]) -> None:
