@@ -84,7 +84,7 @@ def servers(
     for (side, level), values in totals.items():
         speed[side][level] = round(statistics.harmonic_mean(values))
     shares = {
-        side: {level: round(value / speed["unpatched"][level], 3) for level, value in found.items()}
+        side: {level: round(value / max(1, speed["unpatched"][level]), 3) for level, value in found.items()}
         for side, found in speed.items()
     }
     print(json.dumps({"tokens_per_s": speed, "share_of_unpatched": shares}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,24 @@ import torch
 from running import CONFIG
 
 from allocation import ParallelSizes, load_model
+from allocation.families import TRAINED
 from allocation.memory import footprint_of
 from allocation.memory.fp8 import BYTES, fp8_layers, fp8_share
 from allocation.parameters import layers_together
 from allocation.settings import MemorySettings, Workload
 from areal_like.backends.transports.buckets import Buckets
 from areal_like.backends.transports.checksum import checksum
+from areal_like.capabilities.fp8.checks import check_fp8
 from areal_like.capabilities.fp8.quantize import is_quantized, quantize, quantize_weights
 from areal_like.capabilities.fp8.served import LOGPROB_DIFF, server_options
+from areal_like.capability import Known
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
 from areal_like.core.loop.logprob_check import allowed_logprob_diff
 from areal_like.demo.init_model import write_init_model
 from areal_like.preflight import preflight
+from areal_like.preflight.layout import find_plan
+from areal_like.preflight.model import find_model
 
 ALL = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
@@ -183,6 +189,19 @@ def test_an_update_has_half_the_bytes_and_checksums_of_the_sent_numbers() -> Non
 def test_what_fp8_rollouts_need(overrides: list[str], code: str | None) -> None:
     found = preflight(load(CONFIG, [*FP8, *overrides]))
     assert [each.code for each in found.findings if "-FP8-" in each.code] == ([code] if code else [])
+
+
+@pytest.mark.parametrize("family", sorted(set().union(*TRAINED.values())))
+def test_families_whose_layers_have_other_names_are_refused(family: str) -> None:
+    config = load(CONFIG, FP8).config
+    spec, *_ = find_model(config)
+    assert spec is not None
+    models, (plan, _) = {"actor": replace(spec, family=family)}, find_plan(config, spec)
+    known = Known(
+        config=config, device="cuda", plan=plan, models=models, tokenizer=None, algorithms={}, prompts={}, steps=1
+    )
+    supported = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe"}
+    assert ["RUN-FP8-FAMILY" in each.code for each in check_fp8(known)] == [True] * (family not in supported)
 
 
 @pytest.mark.parametrize(("reported", "codes"), [(["9.0", "9.0"], []), (["9.0", "10.0"], ["RUN-FP8-GPU"]), ([], [])])
