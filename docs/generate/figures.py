@@ -102,6 +102,12 @@ COMMANDS = (  # claim, hardware, command
     ),
 )
 
+RECORDING_COMMAND = (
+    "Seconds of recorded steps beside unrecorded ones, in turns in one run",
+    "CPU",
+    "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40",
+)
+
 TREE_SHAPES = {
     "last": "all before turn 8",
     "halves": "two at a time, before turns 3, 5 and 7",
@@ -163,10 +169,13 @@ def sections() -> Iterator[str]:
     head = ["Process", "Private MiB, first", "after half of the time", "at the end", "Growth, MiB per hour"]
     yield from table(head, memory(soak["processes"]))
     yield PREDICTIONS
+    commands = COMMANDS
     if exists("recording_cost_cpu"):
         yield RECORDING.format(**read("recording_cost_cpu"))
+    else:
+        commands = (*commands, RECORDING_COMMAND)
     yield NOT_RUN
-    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in COMMANDS))
+    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in commands))
 
 
 def read(name: str) -> Any:
