@@ -137,7 +137,7 @@ def explain_code(
       areal-like explain-code ALLOC-HEADS
     """
     from allocation.codes import UnknownCode, find
-    from areal_like.preflight.codes import explanations
+    from areal_like.codes import explanations
 
     try:
         found = find(code, explanations())

@@ -9,8 +9,8 @@ from pathlib import Path
 from allocation import codes
 from allocation.codes import Explanation
 from allocation.registry import RULES
+from areal_like.codes import by_subject
 from areal_like.exclusions import describe_rows
-from areal_like.preflight.codes import by_subject
 from areal_like.preflight.exclusion_table import exclusion_table
 
 PAGE = Path(__file__).parents[1] / "errors.md"
@@ -18,7 +18,7 @@ CHAPTERS: dict[str, str] = runpy.run_path(str(Path(__file__).with_name("rules.py
 HEAD = """\
 # Errors
 
-Generated from `areal_like/preflight/codes/` and `allocation/rules/explanations.toml` by `python docs/generate/errors.py`; do not edit.
+Generated from `areal_like/codes/` and `allocation/rules/explanations.toml` by `python docs/generate/errors.py`; do not edit.
 
 A finding has a severity, a code, a place, a message and a fix. An error ends the command before a process starts; a warning and a
 note do not.

@@ -13,7 +13,7 @@ import allocation.cli
 import areal_like.commands
 from allocation.codes import UnknownCode, find
 from allocation.codes import explanations as explanations_of_rules
-from areal_like.preflight.codes import SUBJECTS, by_subject, explanations
+from areal_like.codes import SUBJECTS, by_subject, explanations
 
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"\b(?:ALLOC|CONVERT|RUN|CONFIG)(?:-[A-Z0-9]+)+\b")
@@ -49,7 +49,7 @@ def test_a_code_is_explained_in_one_place() -> None:
     own = [code for entries in by_subject().values() for code in entries]
     assert len(own) == len(set(own))
     assert not set(own) & set(explanations_of_rules())
-    files = {file.stem for file in (ROOT / "areal_like/preflight/codes").glob("*.toml")}
+    files = {file.stem for file in (ROOT / "areal_like/codes").glob("*.toml")}
     assert files == set(SUBJECTS)
 
 

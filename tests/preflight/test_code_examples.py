@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from areal_like.codes import by_subject
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
 from areal_like.preflight import preflight
-from areal_like.preflight.codes import by_subject
 
 WORKFLOW = f"{Path(__file__).parents[2]}/examples/workflows/calculator.py:run"
 EXPLANATIONS = {code: entry for entries in by_subject().values() for code, entry in entries.items()}

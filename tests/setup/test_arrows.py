@@ -26,6 +26,7 @@ ORDER = [
     "backends",
     "job",
     "known",
+    "codes",
     "exclusions",
     "metrics",
     "exits",
