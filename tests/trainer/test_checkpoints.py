@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shutil
 import uuid
 import weakref
@@ -31,7 +32,7 @@ from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
 from areal_like.backends.megatron.optimizer_shards import boxes, halves, join_halves
-from areal_like.backends.training.hf_checkpoint import in_buckets, write_checkpoint
+from areal_like.backends.training.hf_checkpoint import in_buckets, save_tensors, write_checkpoint
 from areal_like.backends.training.host_copies import HostCopies
 
 ONE = ParallelSizes()
@@ -296,3 +297,13 @@ def test_large_checkpoints_are_sharded_and_replace_old_ones(tmp_path, models, mo
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o600), (0o022, 0o644)])
+def test_weights_are_for_those_who_may_read_the_files_of_this_process(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        save_tensors({"weight": torch.ones(2)}, file := tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode & 0o777 == mode

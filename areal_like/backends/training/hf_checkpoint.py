@@ -104,9 +104,11 @@ def complete_directory(path: Path, scratch: Path | None = None) -> Iterator[Path
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write a safetensors file for torch, readable by all."""
+    """Write a safetensors file for torch, which those may read who may read this process's files."""
+    file.touch()
+    mode = file.stat().st_mode
     save_file(tensors, file, metadata={"format": "pt"})
-    file.chmod(0o644)  # safetensors makes it readable by its owner alone
+    file.chmod(mode)  # safetensors makes it readable by its owner alone
 
 
 def _on_host(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
