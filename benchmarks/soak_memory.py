@@ -63,9 +63,9 @@ def wait_for_step(process: "subprocess.Popen[bytes]", directory: Path) -> None:
 
 
 def command_name(pid: int) -> str:
-    """Return the name that the kernel has for a process, as several processes belong to Ray."""
+    """Return the name of a process's program, or the one that it has given itself, as several belong to Ray."""
     with suppress(OSError):  # ended meanwhile
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0].strip()).name
     return ""
 
 
