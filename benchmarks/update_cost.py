@@ -234,7 +234,7 @@ class Bench:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-            if rounds:
+            if rounds and not shape_of(self._config).num_experts:  # transformers keeps experts under other names
                 apart = {name: self._apart(self._answers.get(name, [])) for name in blocks}
                 yield figures | summary(blocks) | {"apart": apart}
             if self._mode == "collective":
