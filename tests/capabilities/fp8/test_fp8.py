@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,11 +20,13 @@ from allocation.memory import footprint_of
 from allocation.memory.fp8 import BYTES, fp8_layers, fp8_share
 from allocation.parameters import layers_together
 from allocation.settings import MemorySettings, Workload
+from areal_like.backends.sglang.patch import Launch, all_patches
 from areal_like.backends.transports.buckets import Buckets
 from areal_like.backends.transports.checksum import checksum
 from areal_like.capabilities.fp8.checks import check_fp8
 from areal_like.capabilities.fp8.quantize import is_quantized, quantize, quantize_weights
 from areal_like.capabilities.fp8.served import LOGPROB_DIFF, server_options
+from areal_like.capabilities.fp8.sglang import PATCH
 from areal_like.capability import Known
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
@@ -217,3 +220,17 @@ def test_the_log_prob_check_and_the_drift_alarm_allow_a_larger_distance() -> Non
     assert allowed_logprob_diff(load(CONFIG, FP8).config) == LOGPROB_DIFF
     assert allowed_logprob_diff(load(CONFIG, [*FP8, "rollout.max_logprob_diff=0.05"]).config) == 0.05
     assert allowed_logprob_diff(load(CONFIG, [*FP8, "rollout.dtype=null"]).config) == 0.1
+
+
+@pytest.mark.parametrize(("cuda", "users", "set_to"), [(True, None, "1"), (True, "0", "0"), (False, None, None)])
+def test_servers_compile_for_few_numbers_of_tokens_before_they_answer(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, users: str | None, set_to: str | None
+) -> None:
+    name = "SGLANG_JIT_DEEPGEMM_FAST_WARMUP"
+    monkeypatch.setenv(name, users or "")
+    if users is None:
+        monkeypatch.delenv(name)
+    assert PATCH in all_patches()
+    PATCH.serve(Launch([], {}, cuda))
+    assert os.environ.get(name) == set_to
+    monkeypatch.delenv(name, raising=False)
