@@ -80,6 +80,8 @@ def phases_of_stage(
         last * heads * tokens * (_PER_TOKEN + (4 + (sizes.tp > 1)) * work.memory.item * model.hidden_size // sizes.tp)
     )
     in_layer = [Item("recomputed layers", unit), Item("inside a layer", inside)]
+    if work.megatron.deterministic_mode:
+        in_layer.append(Item("deterministic attention", _deterministic(sizes, work, tokens)))
     tied, alone = model.tied_embeddings and first, sizes.dp * sizes.cp == 1
     deeper = _deeper(last * logits(heads), table, ends, in_layer, tied=tied, alone=alone)
     exported = largest_gathered(model, sizes, work)
@@ -103,6 +105,18 @@ def _logits(sizes: ParallelSizes, work: Workload, tokens: int, heads: int = 1) -
     """Return bytes of the logits that exist at once: of all tokens for each head, or else one slice of them."""
     each = tokens * (vocabulary(work.model, sizes.tp) // work.model.hidden_size // sizes.tp)
     return (heads * each if each <= _LOGITS_AT_ONCE else _LOGITS_AT_ONCE) * work.memory.item
+
+
+def _deterministic(sizes: ParallelSizes, work: Workload, tokens: int) -> int:
+    """Return bytes of the workspace in which cuDNN's deterministic backward pass keeps products of packed sequences.
+
+    Each sequence has room for as many positions as the micro-batch has tokens, both numbers rounded up to powers of
+    two. This explains the 384 GiB that 256 sequences with 12 heads and at most 8,192 tokens asked for on an H200
+    (Transformer Engine 2.16). The estimate counts the fewest sequences, all as long as they may be.
+    """
+    longest = work.batch.max_length if work.batch and work.batch.max_length else tokens
+    sequences = 1 << (max(1, tokens // longest) - 1).bit_length()
+    return 2 * sequences * (work.model.heads // sizes.tp) * (1 << (tokens - 1).bit_length()) ** 2
 
 
 def _of_images(sizes: ParallelSizes, work: Workload, virtual: int) -> int:

@@ -454,3 +454,18 @@ def test_every_model_and_backend_has_an_estimate():
             made = estimate(allocation.compile(text), Workload(model, FULL, MemorySettings(GPUS["h200"].memory), BATCH))
             assert all(item.bytes > 0 for one in made.footprints for phase in one.phases for item in phase.items), name
             assert made._repr_html_().startswith("<div>")
+
+
+def test_deterministic_attention_needs_a_workspace_that_grows_with_the_square_of_the_tokens() -> None:
+    model = replace(MODELS["qwen3-0.6b"], heads=12)
+
+    def of(tokens: int, length: int) -> int:
+        batch, settings = BatchSpec(256, max_length=length, max_tokens_per_mb=tokens), MegatronSettings()
+        return peak(model, ParallelSizes(), replace(settings, deterministic_mode=True), batch) - peak(
+            model, ParallelSizes(), settings, batch
+        )
+
+    measured = 384 * GIB  # on an H200: 256 sequences in a micro-batch of at most 8,192 tokens
+    assert of(8192, 32) == pytest.approx(measured, rel=0.05)
+    assert of(4096, 32) == pytest.approx(measured / 8, rel=0.05)
+    assert of(8192, 8192) == pytest.approx(measured / 256, rel=0.3)
