@@ -27,6 +27,7 @@ TRAINER = {  # result file: shape, layout
 }
 SETTINGS = {  # result file of benchmarks.expert_settings: shape, device
     "experts_h200": ("5.8B with 64 experts", "1 H200"),
+    "experts_router_h200": ("5.8B with 64 experts, another machine", "1 H200"),
     "experts_h100": ("3.2B with 64 experts", "1 H100"),
     "dense_0.6b_h200": ("Qwen3-0.6B", "1 H200"),
     "dense_0.6b_h100": ("Qwen3-0.6B", "1 H100"),
@@ -39,20 +40,13 @@ ASYNC = {
     "async_speed_16_prompts_h200x2": "Qwen3-0.6B, 128 responses per step",
     "async_speed_4b_h200x2": "Qwen3-4B, 128 responses per step",
 }
-UPDATES = ("update_cost_h200x2", "update_cost_ipc_h200", "update_cost_ipc_ahead_h200")
+UPDATES = ("update_cost_h200x2", "update_cost_ipc_h200", "update_cost_ipc_ahead_h200", "update_cost_moe_ipc_h200")
 SHARED = {
     "shared_prompts_0.6b_h200": "Megatron",
     "shared_prompts_0.6b_long_prompts_h200": "Megatron",
     "shared_prompts_fsdp_0.6b_h200": "FSDP",
 }
 
-_EXPERTS = (  # 5.8B
-    "python -m benchmarks.expert_settings --config examples/math/gsm8k_grpo_qwen3_0.6b.yaml --rounds 3 --name {} --arms {} "
-    "train_dataset.path=arithmetic train_dataset.batch_size=8 actor.init_model.hidden_size=2048 "
-    "actor.init_model.num_hidden_layers=16 actor.init_model.num_attention_heads=32 actor.init_model.num_key_value_heads=4 "
-    "actor.init_model.intermediate_size=6144 actor.init_model.tie_word_embeddings=false actor.init_model.num_experts=64 "
-    "actor.init_model.num_experts_per_tok=8 actor.init_model.moe_intermediate_size=768"
-)
 _REAL = "python -m benchmarks.real_run {} --config examples/{}.yaml"
 COMMANDS = (  # claim, hardware, command
     (
@@ -76,24 +70,29 @@ COMMANDS = (  # claim, hardware, command
         _REAL.format("run", "alphabet_sort/sort_smollm2") + " --limit 900 --name alphabet_sort_smollm2",
     ),
     (
-        "Routers of 64 experts in a fused kernel, beside the default",
-        "1 H200",
-        _EXPERTS.format("experts_router_h200", "'all 16k,all 16k router'"),
-    ),
-    (
-        "Updates of a model with 64 experts (5.8B): pause, share of the link's speed, by IPC handles",
-        "1 H200",
-        "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes ipc --rounds 3",
-    ),
-    (
-        "The same over NCCL",
+        "Updates of a model with 64 experts (5.8B) over NCCL: pause, share of the link's speed",
         "2 H200",
         "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
     ),
     (
-        "FP8 rollouts at Qwen3-8B's shape: tokens per second beside bfloat16, log-probs, bytes and pause of updates",
+        "A loop of Qwen3-30B-A3B's shape: tokens per second and GPU, phases, memory and time beside their predictions",
+        "4 H200",
+        "benchmarks/moe_30b.sh --arms split,shared",
+    ),
+    (
+        "Asynchronous runs at 4B with one server GPU more or less: at least twice the best synchronous run",
+        "4 H200",
+        "python -m benchmarks.async_speed --gpus 4 --shape 4B --servers 1 --staleness 2",
+    ),
+    (
+        "A rank that is killed during an update over NCCL",
+        "4 H200",
+        "pytest -m gpu tests/run/test_killed_update_gpu.py",
+    ),
+    (
+        "FP8 rollouts at Qwen3-8B's shape in more and longer blocks: at least 1.3 of bfloat16",
         "1 H200",
-        "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6",
+        "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6 --seconds 30",
     ),
     (
         "Learning with FP8 rollouts beside bfloat16: once with this command and once without `rollout.dtype`",
@@ -145,6 +144,8 @@ def sections() -> Iterator[str]:
     yield from table(["Workload", "Lengths", "η = 0, samples/s", "best η = 2, samples/s", "Ratio"], asynchrony())
     yield WEIGHTS
     yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
+    yield FP8
+    yield from table(["Server", "Tokens/s", "Distance of log-probs, nats", "Update, GB", "Pause, ms"], fp8_rollouts())
     yield DELTAS
     yield from table(["Case", "Median from step 10 on", "Largest from step 10 on"], weight_deltas())
     yield FAR
@@ -268,6 +269,14 @@ def updates() -> Iterator[Sequence[str]]:
                 f"{case['share_of_link']:.2f}",
                 "–" if kept is None else f"{kept:.2f}",
             )
+
+
+def fp8_rollouts() -> Iterator[Sequence[str]]:
+    """Yield what servers in FP8 do beside servers in bfloat16."""
+    name = "fp8_rollouts_h200"
+    for form, arm in read(name)["arms"].items():
+        speed = link(name, ", ".join(f"{rate:,.0f}" for rate in arm["tokens_per_second"]))
+        yield form, speed, f"{arm['apart']:.2f}", f"{arm['bytes'] / 1e9:.1f}", f"{1000 * arm['pause_s']:.0f}"
 
 
 def weight_deltas() -> Iterator[Sequence[str]]:
@@ -404,6 +413,7 @@ two measurements in one run. `python docs/generate/figures.py` writes this page.
 - [Trainer](#trainer)
 - [Asynchronous and synchronous runs](#asynchronous-and-synchronous-runs)
 - [Weight updates](#weight-updates)
+- [FP8 rollouts](#fp8-rollouts)
 - [Weight deltas](#weight-deltas)
 - [Shared prompts](#shared-prompts)
 - [Rollouts](#rollouts)
@@ -449,6 +459,13 @@ WEIGHTS = """
 
 An update every 5 s while 256 requests run (`python -m benchmarks.update_cost`). The pause is the median time that requests stand
 still. Throughput is relative to no updates.
+"""
+FP8 = """
+## FP8 rollouts
+
+Servers of Qwen3-8B's shape on one GPU with 256 requests, in turns, in two blocks of 9 s (`python -m benchmarks.fp8_rollouts`). FP8 was
+slower in both. Weights are random, so rounding moves log-probs much further than in a trained model. The blocks were short because a
+server in FP8 compiled kernels for two minutes; since then it compiles fewer before it answers.
 """
 DELTAS = """
 ## Weight deltas

@@ -20,7 +20,14 @@ STEPS, VERSION = 8, 3
 SENDER = {"areal_like.backends.transports.collective.rank": "test_killed_update_gpu:die_in_an_update"}
 SMALL = (
     *("allocation_mode=sglang:d2+megatron:d2", "cluster.n_gpus_per_node=4", f"total_train_steps={STEPS}"),
-    *("warm_start=null", "evaluator.freq_steps=null", "evaluator.at_start=false", "evaluator.at_end=false", "train_dataset.batch_size=16", "gconfig.n_samples=4"),
+    *(
+        "warm_start=null",
+        "evaluator.freq_steps=null",
+        "evaluator.at_start=false",
+        "evaluator.at_end=false",
+        "train_dataset.batch_size=16",
+        "gconfig.n_samples=4",
+    ),
     *("weight_update={mode: collective, bucket_mb: 8, prefetch_mb: 16, timeout_s: 60}", "rollout.prefill_once=false"),
     *("rollout.startup_timeout_s=400", "sglang.mem_fraction_static=0.5"),
     "sglang.extra_args={disable_prefill_cuda_graph: true, max_total_tokens: 100000}",
