@@ -33,7 +33,8 @@ class Operations(Hook):
     """Reports problems of a run, and measures its processes.
 
     `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes, `captured` the most
-    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU.
+    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU, `drains` whether weight updates wait
+    for all requests.
     """
 
     console: Console
@@ -43,6 +44,7 @@ class Operations(Hook):
     groups: int
     agents: bool
     captured: int | None = None
+    drains: bool = False
     _prompt: float = field(default=0.0, init=False)
     _steps: int = field(default=0, init=False)
     _wasted: list[str] = field(default_factory=list, init=False)  # kinds of the last steps in a row
@@ -87,7 +89,7 @@ class Operations(Hook):
         return self.utilization.of_step(scalars, self._prompt) if self.utilization else {}
 
     def _explain(self, scalars: Mapping[str, float]) -> Alert | None:
-        return explain(scalars, self.groups, agents=self.agents, captured=self.captured)
+        return explain(scalars, self.groups, agents=self.agents, captured=self.captured, drains=self.drains)
 
 
 def reward_length_correlation(trajectories: Sequence[Trajectory]) -> float | None:
@@ -114,4 +116,5 @@ def make_operations(started: Started) -> Operations:
         job.config.train_dataset.batch_size,
         bool(job.config.workflows),
         find_captured(job)[0],
+        job.config.weight_update.requests == "drain",
     )

@@ -8,11 +8,15 @@ MOST = 0.5  # share of the groups, or of a step's time
 CLEAR = 0.25  # share of a step that a queue must take to be the cause
 
 
-def explain(scalars: Mapping[str, float], groups: int, *, agents: bool, captured: int | None = None) -> Alert | None:
+def explain(
+    scalars: Mapping[str, float], groups: int, *, agents: bool, captured: int | None = None, drains: bool = False
+) -> Alert | None:
     """Return the waste of a step, its cause and the key to change, or None where neither limit is exceeded.
 
     `groups` is the number of groups that a step trains, `agents` whether a workflow plays episodes, `captured` the most
-    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU.
+    requests that a server's CUDA graphs hold, 0 without graphs and None on a CPU, `drains` whether a weight update
+    waits until all requests have ended (`weight_update.requests`), so that it takes the time in which the trainer
+    waits.
     """
     dropped = scalars.get("rollout/dropped_groups", 0.0)
     if mostly_dropped(dropped, groups):
@@ -22,11 +26,15 @@ def explain(scalars: Mapping[str, float], groups: int, *, agents: bool, captured
             "equal. Use prompts of another difficulty (train_dataset.curriculum), or raise gconfig.n_samples",
         )
     seconds = scalars["seconds/step"]
-    waited = scalars.get("seconds/wait_for_rollouts", 0.0)
+    drained = scalars.get("seconds/weight_update", 0.0) if drains else 0.0
+    waited = scalars.get("seconds/wait_for_rollouts", 0.0) + drained
     if waited <= MOST * seconds:
         return None
     share = f"{waited / seconds:.0%} of the step" if waited < seconds else f"{waited / 60:.0f} min so far"
-    cause = _cause(scalars, agents=agents, captured=captured)
+    if drained > waited / 2:
+        cause = "each weight update waits until all requests have ended. Set weight_update.requests=in_place"
+    else:
+        cause = _cause(scalars, agents=agents, captured=captured)
     return Alert("idle-trainer", f"the trainer waited for rollouts for {share}: {cause}")
 
 

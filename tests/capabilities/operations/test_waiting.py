@@ -45,6 +45,15 @@ def test_the_cause_names_existing_keys(scalars: dict[str, float], agents: bool, 
         assert key in said.text and annotation_of(key) is not None
 
 
+def test_the_wait_for_requests_in_an_update_counts_as_waiting() -> None:
+    drained = {"seconds/step": 100.0, "seconds/wait_for_rollouts": 10.0, "seconds/weight_update": 60.0}
+    said = explain(drained, 4, agents=False, drains=True)
+    assert said is not None and "weight_update.requests=in_place" in said.text
+    assert explain(drained, 4, agents=False) is None
+    other = explain(drained | WAITS | {"seconds/weight_update": 5.0}, 4, agents=False, drains=True)
+    assert other is not None and "weight_update" not in other.text
+
+
 @pytest.mark.parametrize(
     ("captured", "key"), [(0, "disable_cuda_graph"), (512, "max_running_requests=512"), (513, None)]
 )
