@@ -77,17 +77,12 @@ COMMANDS = (  # claim, hardware, command
     (
         "A loop of Qwen3-30B-A3B's shape: tokens per second and GPU, phases, memory and time beside their predictions",
         "4 H200",
-        "benchmarks/moe_30b.sh --arms split,shared",
+        "python -m benchmarks.moe_30b --arms split,shared",
     ),
     (
         "Asynchronous runs at 4B with one server GPU more or less: at least twice the best synchronous run",
         "4 H200",
         "python -m benchmarks.async_speed --gpus 4 --shape 4B --servers 1 --staleness 2",
-    ),
-    (
-        "A rank that is killed during an update over NCCL",
-        "4 H200",
-        "pytest -m gpu tests/run/test_killed_update_gpu.py",
     ),
     (
         "FP8 rollouts at Qwen3-8B's shape in more and longer blocks: at least 1.3 of bfloat16",
