@@ -1,6 +1,7 @@
 """Compare the seconds to an evaluation reward: this engine's demo and TRL's GRPOTrainer on the same machine.
 
     python -m benchmarks.demo_vs_trl --seeds 1,2,3 [--target 0.9] [--limit-s 900] actor.optimizer.warmup_steps=10
+    python -m benchmarks.demo_vs_trl --config examples/math/gsm8k_smollm2.yaml --name gsm8k_vs_trl --target 0.08
 
 Both start from one checkpoint, which a run of one step with a negligible learning rate writes after its warm start.
 Both use the same problems, reward, batch, samples, learning rate, clipping, temperature and response length. Both
@@ -51,6 +52,8 @@ def main(
     limit_s: float = 900,
     trl_threads: str = "1,2,4",
     trl_packages: Path = ROOT / ".trl",
+    config: Annotated[Path, typer.Option(help="the run; on a GPU TRL has one process")] = CONFIG,
+    name: Annotated[str, typer.Option(help="of the result file")] = "demo_vs_trl",
 ) -> None:
     if not (trl_packages / "trl").is_dir():
         raise typer.BadParameter(f"{trl_packages} holds no TRL; benchmarks/requirements-trl.txt says how to install it")
@@ -58,7 +61,13 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         runs = [
             compare(
-                Path(folder) / seed, [*(overrides or []), f"seed={seed}"], target, limit_s, trl_threads, trl_packages
+                Path(folder) / seed,
+                [*(overrides or []), f"seed={seed}"],
+                target,
+                limit_s,
+                trl_threads,
+                trl_packages,
+                config,
             )
             for seed in seeds.split(",")
         ]
@@ -70,25 +79,31 @@ def main(
         "seeds": dict(zip(seeds.split(","), runs, strict=True)),
     }
     print("times faster than TRL (median of the seeds):", figures["ratio"])
-    save("demo_vs_trl", figures)
+    save(name, figures)
 
 
 def compare(
-    folder: Path, overrides: Sequence[str], target: float, limit_s: float, threads: str, packages: Path
+    folder: Path,
+    overrides: Sequence[str],
+    target: float,
+    limit_s: float,
+    threads: str,
+    packages: Path,
+    example: Path = CONFIG,
 ) -> dict:
     """Warm-start once, then both; every time is in seconds, None where the target was not reached."""
     still = ["total_train_steps=1", "actor.optimizer.lr=1e-12", "actor.optimizer.warmup_steps=0"]
-    warm = engine(folder / "warm", [*overrides, *still], math.inf, limit_s)
+    warm = engine(folder / "warm", [*overrides, *still], math.inf, limit_s, example)
     start = [
         *overrides,
         f"actor.path={folder / 'warm/run/checkpoints/step-1'}",
         f"tokenizer_path={folder / 'warm/run/checkpoints/step-1'}",
         "warm_start=null",
     ]
-    sides = {"engine": engine(folder / "engine", start, target, limit_s)}
+    sides = {"engine": engine(folder / "engine", start, target, limit_s, example)}
     config = folder / "engine/run/config.yaml"
     step_s = trl_step_seconds(folder, config, [int(n) for n in threads.split(",")], packages)
-    fastest = min(step_s, key=lambda n: step_s[n])
+    fastest = min(step_s, key=lambda n: step_s[n]) if step_s else int(threads)
     sides["trl"] = trl(folder / "trl.jsonl", config, target, limit_s, fastest, packages)
     result: dict = {
         "reward_after_warm_start": warm["events"][0]["reward"],
@@ -114,10 +129,10 @@ def compare(
     return result
 
 
-def engine(folder: Path, overrides: Sequence[str], target: float, limit_s: float) -> dict:
-    """Run the demo to the target or the limit; its evaluations with the wall time at which each was written."""
+def engine(folder: Path, overrides: Sequence[str], target: float, limit_s: float, example: Path = CONFIG) -> dict:
+    """Run the example to the target or the limit; its evaluations with the wall time at which each was written."""
     where = [f"cluster.fileroot={folder.parent}", f"experiment_name={folder.name}", "trial_name=run"]
-    command = [sys.executable, str(SCRIPT), "--config", str(CONFIG), *where, *overrides]
+    command = [sys.executable, str(SCRIPT), "--config", str(example), *where, *overrides]
     started = time.time()
     process = subprocess.Popen(command, cwd=ROOT)
     while process.poll() is None and time.time() - started < limit_s and best(folder / "run/metrics.jsonl") < target:
@@ -141,8 +156,8 @@ def trl_step_seconds(folder: Path, config: Path, threads: Sequence[int], package
     """Seconds per step of TRL with each number of threads, from its second to its fourth step."""
     short = folder / "short.yaml"
     short.write_text(dump(load(config, ["total_train_steps=4", "evaluator.freq_steps=1"]).config))
-    seconds = {}
-    for n in threads:
+    seconds = dict[int, float]()
+    for n in threads if len(threads) > 1 else ():
         events = trl(folder / f"threads-{n}.jsonl", short, math.inf, 300, n, packages)["events"]
         seconds[n] = (events[4]["time"] - events[2]["time"]) / 2
     return seconds
@@ -154,7 +169,11 @@ def trl(events: Path, config: Path, target: float, limit_s: float, threads: int,
     subprocess.run(
         [sys.executable, "-m", "benchmarks.trl_grpo", str(config), str(events), str(target), str(limit_s)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(packages), "OMP_NUM_THREADS": str(threads)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{packages}",
+            "OMP_NUM_THREADS": str(threads),
+        },
         check=True,
     )
     return {"started": started, "events": [json.loads(line) for line in events.read_text().splitlines()]}

@@ -2,8 +2,8 @@
 
 CONFIG is a resolved configuration; training starts from its `actor.path`. Appends one JSON line to EVENTS per
 evaluation. The settings are TRL's closest equivalents: loss "dapo" (mean over the batch's tokens), group-normalised
-advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule, float32, no reference
-model, the model on the CPU.
+advantages, as many optimizer steps per batch of fresh samples, the same learning-rate schedule, no reference model,
+float32 on a CPU. On a GPU weights are in float32 and passes in bfloat16, PER_PASS samples at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -23,18 +24,28 @@ from areal_like.core.config.schema import OptimizerConfig, RunConfig
 from areal_like.data.dataset import read_records, training_steps
 from areal_like.rewards.gsm8k import quick, verify
 
+PER_PASS = 64  # samples of a pass on a GPU, whose logits fit beside the rest
+EVALUATED = 512  # prompts of a pass
+
 
 def judge(response: str, answer: str) -> float:
     reward = quick(response, answer)
     return verify(response, answer) if reward is None else reward
 
 
-def rewards(completions: list[str], answer: list[str], **_: object) -> list[float]:
-    return [judge(response, wanted) for response, wanted in zip(completions, answer, strict=True)]
+def rewards(completions: list[Any], answer: list[str], **_: object) -> list[float]:
+    """Judge completions, each a text or a chat of one message."""
+    texts = [each if isinstance(each, str) else each[0]["content"] for each in completions]
+    return [judge(response, wanted) for response, wanted in zip(texts, answer, strict=True)]
+
+
+def as_prompt(question: str, tokenizer: Any) -> Any:
+    """Return a chat where the tokenizer has a template, as a run does."""
+    return [{"role": "user", "content": question}] if tokenizer.chat_template else question
 
 
 class HeldOut(TrainerCallback):
-    """Evaluates on the evaluation prompts, in one batch, as often as the run and at its temperature."""
+    """Evaluates on the evaluation prompts as often as the run and at its temperature."""
 
     def __init__(self, config: RunConfig, tokenizer, events: Path, target: float, limit_s: float) -> None:
         self._events, self._target = events, target
@@ -44,8 +55,13 @@ class HeldOut(TrainerCallback):
         self._tokenizer = tokenizer
         records = read_records(config.valid_dataset)
         self._answers = [record[config.valid_dataset.answer_field] for record in records]
-        questions = [record[config.valid_dataset.prompt_field] for record in records]
-        self._inputs = tokenizer(questions, return_tensors="pt", padding=True, padding_side="left")
+        self._questions = [self._rendered(record[config.valid_dataset.prompt_field]) for record in records]
+
+    def _rendered(self, question: str) -> str:
+        prompt = as_prompt(question, self._tokenizer)
+        if isinstance(prompt, str):
+            return prompt
+        return self._tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
     def on_train_begin(self, args, state, control, model, **_):
         self._evaluate(state, control, model)
@@ -59,14 +75,15 @@ class HeldOut(TrainerCallback):
     @torch.no_grad()
     def _evaluate(self, state, control, model) -> None:
         model.eval()
-        inputs = self._inputs
-        output = model.generate(
-            input_ids=inputs.input_ids,
-            attention_mask=inputs.attention_mask,
-            **self._sampling,
-        )
+        texts = []
+        for begin in range(0, len(self._questions), EVALUATED):
+            questions = self._questions[begin : begin + EVALUATED]
+            inputs = self._tokenizer(questions, return_tensors="pt", padding=True, padding_side="left")
+            inputs = inputs.to(model.device)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=model.device.type == "cuda"):
+                output = model.generate(**inputs, **self._sampling)
+            texts += self._tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         model.train()
-        texts = self._tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
         reward = sum(map(judge, texts, self._answers)) / len(texts)
         with self._events.open("a") as events:
             step = state.global_step // self._minibatches
@@ -83,16 +100,23 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
     data = config.train_dataset
     records = read_records(data)
     problems = Dataset.from_list(
-        [{"prompt": record[data.prompt_field], "answer": record[data.answer_field]} for record in records]
+        [
+            {"prompt": as_prompt(record[data.prompt_field], tokenizer), "answer": record[data.answer_field]}
+            for record in records
+        ]
     )
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    per_step = data.batch_size * sampling.n_samples // actor.ppo_n_minibatches
+    per_pass = min(PER_PASS, per_step) if cuda else per_step
     settings = GRPOConfig(
         output_dir=str(Path(events).parent / "trl"),
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not cuda,
+        bf16=cuda,
         gradient_checkpointing=False,
         seed=config.seed,
-        per_device_train_batch_size=data.batch_size * sampling.n_samples // actor.ppo_n_minibatches,
-        steps_per_generation=actor.ppo_n_minibatches,
+        per_device_train_batch_size=per_pass,
+        gradient_accumulation_steps=per_step // per_pass,
+        steps_per_generation=actor.ppo_n_minibatches * (per_step // per_pass),
         num_generations=sampling.n_samples,
         max_completion_length=sampling.max_new_tokens,
         temperature=sampling.temperature,
