@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from areal_like.core.config.load import load
-from areal_like.core.config.schema import OptimizerConfig, RunConfig
+from areal_like.core.config.schema import DatasetConfig, OptimizerConfig, RunConfig
 from areal_like.data.dataset import read_records, training_steps
 from areal_like.rewards.gsm8k import quick, verify
 
@@ -39,6 +40,11 @@ def rewards(completions: list[Any], answer: list[str], **_: object) -> list[floa
     return [judge(response, wanted) for response, wanted in zip(texts, answer, strict=True)]
 
 
+def all_records(data: DatasetConfig) -> list[Mapping[str, Any]]:
+    records = read_records(data)
+    return [records[number] for number in range(len(records))]
+
+
 def as_prompt(question: str, tokenizer: Any) -> Any:
     """Return a chat where the tokenizer has a template, as a run does."""
     return [{"role": "user", "content": question}] if tokenizer.chat_template else question
@@ -53,7 +59,7 @@ class HeldOut(TrainerCallback):
         self._deadline = time.time() + limit_s
         self._sampling = {"max_new_tokens": config.gconfig.max_new_tokens, **decoding(config.evaluator.temperature)}
         self._tokenizer = tokenizer
-        records = read_records(config.valid_dataset)
+        records = all_records(config.valid_dataset)
         self._answers = [record[config.valid_dataset.answer_field] for record in records]
         self._questions = [self._rendered(record[config.valid_dataset.prompt_field]) for record in records]
 
@@ -98,7 +104,7 @@ def main(config_file: str, events: str, target: str, limit_s: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(actor.path)
     model = AutoModelForCausalLM.from_pretrained(actor.path, dtype=torch.float32)
     data = config.train_dataset
-    records = read_records(data)
+    records = all_records(data)
     problems = Dataset.from_list(
         [
             {"prompt": as_prompt(record[data.prompt_field], tokenizer), "answer": record[data.answer_field]}
