@@ -1,8 +1,8 @@
 """Keys of other systems' configurations: our key, the reason why none is needed, or the change of training.
 
-Each system has one table of keys and one of defaults, read by `areal_like/interop/migrate.py` and by the error about an
-unknown key. A dotted key covers all keys below it that have no entry of their own. Values that follow from several keys
-are in `areal_like/interop/rules/`.
+Each system has a file here with its keys and its defaults, such as `areal.toml`; `entries.py` explains its form.
+`areal_like/interop/migrate.py` and the error about an unknown key read them. A dotted key covers all keys below it that
+have no entry of their own. Values that follow from several keys are in `areal_like/interop/rules/`.
 """
 
 import re
@@ -13,8 +13,8 @@ from itertools import takewhile
 from typing import Any
 
 from areal_like.core.config.keys import all_keys, annotation_of
-from areal_like.interop.keys import areal, roll, shared, siirl, slime, trinity, verl, verl_sft
-from areal_like.interop.keys.entries import Entry, prune, rename
+from areal_like.interop.keys.entries import Entry, prune, read, rename, table
+from areal_like.interop.keys.shared import SYNONYMS
 
 TITLES = {
     "areal": "AReaL",
@@ -24,24 +24,10 @@ TITLES = {
     "roll": "ROLL",
     "slime": "slime",
 }
-TABLES = {
-    "areal": prune(areal.AREAL),
-    "verl": prune(verl.VERL),
-    "siirl": prune(siirl.SIIRL),
-    "trinity": prune(trinity.TRINITY),
-    "roll": prune(roll.ROLL),
-    "slime": prune(slime.SLIME),
-}
-DEFAULTS = {
-    "areal": areal.DEFAULTS,
-    "verl": verl.DEFAULTS,
-    "siirl": siirl.DEFAULTS,
-    "trinity": trinity.DEFAULTS,
-    "roll": roll.DEFAULTS,
-    "slime": slime.DEFAULTS,
-}
-_ENTRIES = [pair for table in TABLES.values() for pair in table.items()] + [
-    (name, rename(ours)) for name, ours in shared.SYNONYMS.items()
+TABLES = {system: prune(table(system)) for system in TITLES}
+DEFAULTS = {system: read("verl" if system == "siirl" else system)["defaults"] for system in TITLES}
+_ENTRIES = [pair for rows in TABLES.values() for pair in rows.items()] + [
+    (name, rename(ours)) for name, ours in SYNONYMS.items()
 ]
 _SHORTEST = 3  # letters of a name such as `type`, which means something else in every section
 
@@ -49,8 +35,12 @@ _SHORTEST = 3  # letters of a name such as `type`, which means something else in
 def defaults_of(system: str, text: str) -> Mapping[str, Any]:
     """Return the defaults that a configuration or command has; verl's trainers have their own."""
     if system == "verl" and is_sft_command(text):
-        return verl_sft.defaults_of(text)
-    return DEFAULTS[system] | verl.ASYNC_DEFAULTS if system == "verl" and is_async_command(text) else DEFAULTS[system]
+        own = read("verl_sft")
+        if "fsdp_sft_trainer" in text:
+            return own["pairs"]
+        return own["messages"] | own["automodel"] if re.search(r"\boptim=automodel\b", text) else own["messages"]
+    is_async = system == "verl" and is_async_command(text)
+    return DEFAULTS[system] | (read("verl")["async_defaults"] if is_async else {})
 
 
 def is_sft_command(text: str) -> bool:
@@ -68,12 +58,12 @@ def entry(system: str, key: str) -> tuple[str, Entry] | None:
 
     Positions in lists are ignored. An option of slime's servers has the entry of all of them.
     """
-    table, name = TABLES[system], plain_key(key)
-    while name not in table and "." in name:
+    rows, name = TABLES[system], plain_key(key)
+    while name not in rows and "." in name:
         name = name.rpartition(".")[0]
-    if name not in table and system == "slime" and name.startswith("sglang-"):
+    if name not in rows and system == "slime" and name.startswith("sglang-"):
         name = "sglang"
-    return (name, table[name]) if name in table else None
+    return (name, rows[name]) if name in rows else None
 
 
 def plain_key(key: str) -> str:
@@ -83,13 +73,13 @@ def plain_key(key: str) -> str:
 
 def known_elsewhere(key: str) -> tuple[str, str | None] | None:
     """Explain another system's key in a sentence, with our key; match its last part too, if all systems agree."""
-    for system, table in TABLES.items():
-        if found := table.get(key):
+    for system, rows in TABLES.items():
+        if found := rows.get(key):
             return f"{TITLES[system]}'s key: {_words(found)}", found.ours
     last = _last_name(key)
-    if last in shared.SYNONYMS:
+    if last in SYNONYMS:
         return _by_meaning(key, last)
-    same = {found for table in TABLES.values() for name, found in table.items() if _last_name(name) == last}
+    same = {found for rows in TABLES.values() for name, found in rows.items() if _last_name(name) == last}
     if len(same) == 1 and (found := same.pop()):
         return _words(found), found.ours
     return _by_meaning(key, last)
@@ -104,16 +94,16 @@ def _by_meaning(key: str, last: str) -> tuple[str, str] | None:
         ]
         targets = Counter(target for target in named if target and annotation_of(target) is not None)
         if targets:
-            best = max(
-                targets, key=lambda target: (_shared_sections(key, target), targets[target], target.startswith("actor"))
-            )
+            best = max(targets, key=lambda target: _fit(key, target, targets[target]))
             return f"write {best} instead", best
     return None
 
 
-def _shared_sections(one: str, other: str) -> int:
-    pairs = zip(one.split(".")[:-1], other.split(".")[:-1], strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+def _fit(key: str, target: str, count: int) -> tuple[int, ...]:
+    """Return how well our key fits: sections in common, then number of entries, then the actor, then few sections."""
+    pairs = zip(key.split(".")[:-1], target.split(".")[:-1], strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return shared, count, target.startswith("actor"), -target.count(".")
 
 
 def _last_name(key: str) -> str:
