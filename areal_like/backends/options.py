@@ -5,6 +5,7 @@
 
 import functools
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,12 @@ def read_options(table: Path) -> Mapping[str, Option]:
         name: Option(row.get("field", name), tuple(row.get("types", ())), tuple(row.get("choices", ())))
         for name, row in rows.items()
     }
+
+
+@functools.cache
+def read_rules(table: Path) -> Mapping[str, Any]:
+    """Return the names of options by how a run treats them, which are beside their table."""
+    return tomllib.loads(table.with_name("option_rules.toml").read_text(encoding="utf-8"))
 
 
 def option_finding(section: str, problem: OptionProblem) -> Finding:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from allocation.plan import ParallelSizes
-from areal_like.backends.options import OptionProblem, read_options
+from areal_like.backends.options import OptionProblem, read_options, read_rules
 from areal_like.core.config.findings import nearest_words
 from areal_like.core.config.keys import KeyOf, actor_key
 from areal_like.core.config.schema import EngineConfig, MegatronConfig
@@ -13,10 +13,7 @@ from areal_like.core.config.schema import EngineConfig, MegatronConfig
 TABLE = Path(__file__).with_name("options.json")
 _SECTION = "megatron.override_transformer_config"
 
-_FROM_ALLOCATION = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
-    *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel"),
-)
+_RULES = read_rules(TABLE)
 # Keys of the same name and meaning as Megatron's fields.
 _SAME_NAME = (
     *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
@@ -27,80 +24,8 @@ _BY_KEY = {
     "deterministic_mode": "megatron.use_deterministic_algorithms",
     **{name: f"megatron.{name}" for name in MegatronConfig.model_fields},
 }
-_FIXED = (
-    *("calculate_per_token_loss", "variable_seq_lengths", "hidden_dropout", "attention_dropout"),
-    *("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards", "gtp_weight_remat_size"),
-    *("expert_gtp_weight_remat_size", "hierarchical_context_parallel_sizes", "hybrid_context_parallel"),
-    *("perform_initialization", "use_cpu_initialization", "init_model_with_meta_device", "config_logger_dir"),
-    *("overlap_p2p_comm", "use_ring_exchange_p2p", "num_microbatches_with_partial_activation_checkpoints"),
-)
-# Properties of the model, which the servers read from the same config.json.
-_FROM_MODEL = frozenset(
-    {
-        *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
-        *("normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma", "qk_layernorm", "qk_l2_norm"),
-        *("add_bias_linear", "add_qkv_bias", "gated_linear_unit", "glu_linear_offset", "activation_func_clamp_value"),
-        *("softmax_scale", "softmax_type", "attention_output_gate", "multi_latent_attention", "rotary_interleaved"),
-        *("window_size", "window_attn_skip_freq", "no_rope_freq", "mrope_section", "experimental_attention_variant"),
-        *("apply_residual_connection_post_layernorm", "is_hybrid_model", "heterogeneous_block_specs", "use_mup"),
-        *("init_method_std", "embedding_init_method_std"),
-        *("num_moe_experts", "moe_ffn_hidden_size", "moe_layer_freq", "moe_latent_size"),
-        *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
-        *("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
-        *("moe_router_pre_softmax", "moe_router_score_function", "moe_router_topk_scaling_factor"),
-        *("moe_router_enable_expert_bias", "moe_router_force_load_balancing", "moe_router_force_biased"),
-    }
-)
-# With these the trainer would compute another model than the servers.
-_OTHER_MODEL = frozenset(
-    {
-        *("moe_expert_capacity_factor", "moe_expert_rank_capacity_factor", "moe_pad_expert_input_to_capacity"),
-        *("moe_token_drop_policy", "moe_token_dropping", "moe_input_jitter_eps", "moe_apply_probs_on_input"),
-        *("moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size", "test_mode"),
-        *("use_kitchen", "use_kitchen_attention", "kitchen_attention_backend"),  # quantizes
-    }
-)
 _BALANCING, _BALANCED = "moe_router_load_balancing_type", ("none", "aux_loss", "global_aux_loss")
-_FROM_MODEL_PREFIXES = ("dsa_", "linear_", "mamba_", "mtp_", "mup_")
-_WITHOUT_EFFECT_PREFIXES = {
-    "inference_": "SGLang generates",
-    "moe_router_quantile_balancing_": "quantile_balancing is not supported",
-    **dict.fromkeys(("cross_entropy_", "defer_embedding_", "wgrad_deferral_"), "the trainer computes log-probs itself"),
-}
-_AS_LAYERS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-_IN_ITS_TYPE = ("fp8_param", "fp4_param")
-# Packs have other numbers of tokens and sequences in each micro-batch, and the trainer computes the head itself.
-_GRAPHS = "a CUDA graph repeats kernels of fixed shapes, and packed micro-batches have different shapes"
-_OVERLAPPED = "Megatron-core's overlapped schedule of experts has a forward pass without the trainer's output layer"
-_OTHER_SCHEDULE = {
-    **dict.fromkeys(("cuda_graph_", "enable_cuda_graph", "external_cuda_graph"), _GRAPHS),
-    **dict.fromkeys(("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "ep_overlap_"), _OVERLAPPED),
-}
-_FUSED_ON_GPU = (
-    *("masked_softmax_fusion", "bias_activation_fusion", "apply_rope_fusion"),
-    *("persist_layer_norm", "moe_permute_fusion"),
-)
-_GPU_ONLY = (
-    *_FUSED_ON_GPU,
-    *(
-        "attention_backend",
-        "bias_dropout_fusion",
-        "cpu_offloading",
-        "fp4",
-        "fp8",
-    ),
-    *(
-        "fused_single_qkv_rope",
-        "gradient_accumulation_fusion",
-        "moe_enable_deepep",
-        "moe_router_fusion",
-        "tp_comm_overlap",
-        "use_grouped_gemm_for_shared_expert",
-        "use_te_activation_func",
-        "use_te_rng_tracker",
-        "use_transformer_engine_op_fuser",
-    ),
-)
+_GPU_ONLY = (*_RULES["fused_on_gpu"], *_RULES["gpu_only"])
 
 
 def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = actor_key) -> Iterator[OptionProblem]:
@@ -120,15 +45,15 @@ def check_overrides(overrides: Mapping[str, Any], *, device: str, key: KeyOf = a
 
 def _problem(name: str, value: Any, device: str, key: KeyOf) -> OptionProblem | None:
     options = read_options(TABLE)
-    if value not in (False, None) and name in _IN_ITS_TYPE:
+    if value not in (False, None) and name in _RULES["in_its_type"]:
         message = f"servers and checkpoints receive the weights in {key('dtype')}"
         return OptionProblem("RUN-MEGATRON-OPTION", name, message, f"leave out {name}")
-    if value not in (False, None) and name in _AS_LAYERS:
+    if value not in (False, None) and name in _RULES["as_layers"]:
         message = "the layout's checks do not count embedding and output layer as layers"
         ends = "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage"
         help = f"write {ends}, or pipeline_model_parallel_layout, instead"
         return OptionProblem("RUN-MEGATRON-OPTION", name, message, help)
-    of_schedule = next((why for start, why in _OTHER_SCHEDULE.items() if name.startswith(start)), None)
+    of_schedule = next((why for start, why in _RULES["other_schedule"].items() if name.startswith(start)), None)
     if of_schedule and name in options and value not in (False, None, "none"):
         return OptionProblem("RUN-MEGATRON-OPTION", name, of_schedule, f"leave out {name}")
     if reason := _decided_elsewhere(name, key):
@@ -164,17 +89,17 @@ def _balancing_problem(value: str | list[str], section: str) -> OptionProblem | 
 
 def _decided_elsewhere(name: str, key: KeyOf) -> str | None:
     """Return the reason if the user must not set a field."""
-    if name in _FROM_ALLOCATION:
+    if name in _RULES["from_allocation"]:
         return f"{name} follows from the allocation; change the layout in {key('backend')} or allocation_mode"
     if name in _BY_KEY:
         return f"{name} is set by {key(_BY_KEY[name])}"
-    if name in _FIXED:
+    if name in _RULES["fixed"]:
         return f"{name} is fixed by the trainer"
-    if name in _OTHER_MODEL:
+    if name in _RULES["other_model"]:
         return f"{name} makes the trainer compute another model than the servers"
-    if name in _FROM_MODEL or name.startswith(_FROM_MODEL_PREFIXES):
+    if name in _RULES["from_model"] or name.startswith(tuple(_RULES["from_model_prefixes"])):
         return f"{name} follows from the model's config.json, which the servers read as well"
-    why = next((why for start, why in _WITHOUT_EFFECT_PREFIXES.items() if name.startswith(start)), None)
+    why = next((why for start, why in _RULES["without_effect"].items() if name.startswith(start)), None)
     return f"{name} has no effect: {why}" if why else None
 
 
@@ -249,7 +174,7 @@ def transformer_options(engine: EngineConfig, *, device: str, pipelined: bool, i
         **{name: getattr(megatron, name) for name in _SAME_NAME},
         **recompute_modules(megatron),
         **_not_overlapped(megatron),
-        **dict.fromkeys(_FUSED_ON_GPU, on_gpu),
+        **dict.fromkeys(_RULES["fused_on_gpu"], on_gpu),
         "bias_dropout_fusion": False,  # without dropout it is an addition, and compiled code needs more host time
         **overrides,
         "gradient_accumulation_fusion": False,  # Megatron's own layers need Apex; `wrap_models` sets the others

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from areal_like.backends.options import OptionProblem, read_options
+from areal_like.backends.options import OptionProblem, read_options, read_rules
 from areal_like.backends.sglang.architectures import read_config
 from areal_like.backends.sglang.decode_graphs import graph_options
 from areal_like.backends.sglang.patch import SCORE, all_patches
@@ -25,67 +25,9 @@ MOST_SEQUENCES_ON_CPU = 1024  # that the KV cache has room for; more would wait 
 TOKENS_OF_SCORER_ON_CPU = 2**16
 PARTS, PART = (8, 32), 256  # fewest and most parts of a sequence that triton attends to side by side, and their tokens
 
-# Fields of ServerArgs that only decide when, how fast and how loudly a server computes the same: all that is known to
-# work with weights that change under it.
-ALLOWED = frozenset(
-    {
-        *("chunked_prefill_size", "max_prefill_tokens", "max_total_tokens", "prefill_max_requests", "page_size"),
-        *("schedule_policy", "schedule_conservativeness", "retraction_policy", "swa_full_tokens_ratio"),
-        *("disable_radix_cache", "radix_eviction_policy", "disable_chunked_prefix_cache", "disable_hybrid_swa_memory"),
-        *("disable_overlap_schedule", "enable_mixed_chunk", "scheduler_recv_interval"),
-        *("enable_prefill_delayer", "prefill_delayer_queue_min_ratio", "prefill_delayer_max_delay_passes"),
-        *("prefill_delayer_max_delay_ms", "prefill_delayer_token_usage_low_watermark", "min_free_slots_delay"),
-        *("sleep_on_idle",),
-        *("disable_cuda_graph", "disable_cuda_graph_padding", "disable_prefill_cuda_graph", "enable_cudagraph_gc"),
-        *("disable_decode_cuda_graph", "cuda_graph_max_bs_decode", "cuda_graph_bs_decode"),
-        *("cuda_graph_max_bs_prefill", "cuda_graph_bs_prefill"),
-        *("triton_attention_num_kv_splits", "triton_attention_split_tile_size", "mm_attention_backend"),
-        *("disable_custom_all_reduce", "enable_mscclpp", "enable_torch_symm_mem", "enable_nccl_nvls"),
-        *("enable_symm_mem", "pre_warm_nccl", "enable_p2p_check", "dist_timeout"),
-        *("enforce_disable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"),
-        *("enable_flashinfer_allreduce_fusion", "disable_flashinfer_autotune", "disable_shared_experts_fusion"),
-        *("weight_loader_disable_mmap", "weight_loader_prefetch_checkpoints", "weight_loader_prefetch_num_threads"),
-        *("watchdog_timeout", "soft_watchdog_timeout", "numa_node", "gc_threshold", "gc_warning_threshold_secs"),
-        *("log_level", "log_level_http", "log_requests", "log_requests_level", "log_requests_format"),
-        *("decode_log_interval", "enable_metrics", "enable_mfu_metrics", "enable_metrics_for_all_schedulers"),
-        *("enable_cache_report", "enable_request_time_stats_logging", "show_time_cost", "crash_dump_folder"),
-        *("enable_layerwise_nvtx_marker", "enable_profile_cuda_graph"),
-    }
-)
-_OWNED = frozenset(  # the run's own
-    {
-        *("model_path", "tokenizer_path", "skip_tokenizer_init", "json_model_override_args", "dtype", "is_embedding"),
-        *("context_length", "max_running_requests", "mem_fraction_static", "attention_backend", "sampling_backend"),
-        *("device", "base_gpu_id", "gpu_id_step", "use_ray", "nnodes", "node_rank", "dist_init_addr", "nccl_port"),
-        *("tp_size", "pp_size", "dp_size", "ep_size", "dcp_size", "attn_cp_size", "moe_dp_size", "dwdp_size"),
-        *("host", "port", "api_key", "admin_api_key", "fastapi_root_path", "grpc_mode", "smg_grpc_mode", "sidecar"),
-        *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_keyfile_password", "skip_server_warmup"),
-        *(
-            "stream_interval",
-            "incremental_streaming_output",
-            "weight_version",
-            "random_seed",
-            "enable_deterministic_inference",
-            "enable_fp32_lm_head",
-            "enable_memory_saver",
-            "preferred_sampling_params",
-            "enable_return_routed_experts",
-        ),
-        *("disaggregation_mode", "encoder_only", "language_only", "config", "grammar_backend"),
-    }
-)
-_OWNED_ON_CPU = frozenset({"max_total_tokens", "mm_attention_backend"})
-_POSITIVE = frozenset(  # the server divides by these, or stops
-    {"page_size", "max_total_tokens", "decode_log_interval"}
-)
-_WHY = {  # how a field begins, and why a server that gets new weights cannot have it
-    ("num_continuous_decode_steps", "triton_attention_reduce_in_fp32"): "SGLang 0.5.17 ignores it",
-    ("quantiz", "modelopt", "torchao", "rl_quant"): "weight updates are not quantized",
-    ("kv_cache_dtype",): "a rounded cache changes the log-probs",
-    ("speculative",): "weight updates do not reach the draft model",
-    ("enable_hierarchical_cache", "hicache"): "its cache outside the GPU was computed with older weights",
-    ("enable_lora", "lora"): "weight updates already contain the adapters (actor.use_lora)",
-}
+_RULES = read_rules(TABLE)
+ALLOWED = frozenset(_RULES["allowed"])
+_OWNED, _OWNED_ON_CPU = frozenset(_RULES["owned"]), frozenset(_RULES["owned_on_cpu"])
 
 
 def check_server_options(options: Mapping[str, object], *, device: Literal["cpu", "cuda"]) -> Iterator[OptionProblem]:
@@ -103,10 +45,10 @@ def check_server_options(options: Mapping[str, object], *, device: Literal["cpu"
                 "RUN-SGLANG-OPTION", name, f"{name} is set by the run itself{where}", f"leave out {name}"
             )
         elif option.field not in ALLOWED:
-            why = next((f": {why}" for starts, why in _WHY.items() if option.field.startswith(starts)), "")
+            why = next((f": {why}" for start, why in _RULES["refused"].items() if option.field.startswith(start)), "")
             message = f"{name} is not supported with weight updates{why}"
             yield OptionProblem("RUN-SGLANG-OPTION", name, message, f"leave out {name}")
-        elif option.field in _POSITIVE and re.fullmatch(r"0|-\d+", str(value)):
+        elif option.field in _RULES["positive"] and re.fullmatch(r"0|-\d+", str(value)):
             help = f"write sglang.extra_args.{name}=1 or more"
             message = f"{value!r} should be positive"
             yield OptionProblem("RUN-SGLANG-OPTION", name, message, help, values=option.nearest(value))
