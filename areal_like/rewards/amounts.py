@@ -2,8 +2,10 @@
 
 import functools
 import re
+import tomllib
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 
 _LONGEST = 2000  # digits or powers of ten of a number that is read here
 
@@ -48,76 +50,22 @@ _PLURAL_PARTS = {
 NUMBER_WORDS = [*_WORDS, *_POWERS, "half"]
 SCALES = {*_SCALES, *_PLURAL_PARTS}
 _ATTACHED = {"k": 1000, "K": 1000, "M": 10**6, "B": 10**9, "T": 10**12, "bn": 10**9, "mn": 10**6}
-_CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "₩": "krw"}
 # words beside a number that make it another one, or no one
 _CHANGING = frozenset([
     "not", "no", "nor", "between", "least", "most", "less", "more", "fewer", "greater", "under", "over", "above", "below", "up", "than", "or",
     "to", "plus", "minus", "times", "divided", "squared", "cubed", "factorial", "percentile", "half", "pi", "remainder", "negative", "without",
     "never", "neither", "except", "out", "cannot", "any", "isn", "unknown", "twice", "double", "triple",
 ])  # fmt: skip
+_DATA = tomllib.loads(Path(__file__).with_name("units.toml").read_text(encoding="utf-8"))
+_CURRENCIES, _PREFIXES, _LONG_PREFIXES = (_DATA[name] for name in ("currencies", "prefixes", "long_prefixes"))
 # the size of a unit, and its dimension as powers of gram, meter, second, ampere, month, ...
-_UNITS: dict[str, tuple[Fraction, dict[str, int]]] = {}
-_PREFIXES = {"k": 3, "M": 6, "G": 9, "T": 12, "c": -2, "d": -1, "m": -3, "u": -6, "n": -9, "p": -12, "f": -15}
-_LONG_PREFIXES = {"kilo": 3, "mega": 6, "giga": 9, "centi": -2, "milli": -3, "micro": -6, "nano": -9, "pico": -12}
-for _line in """m1: m,meter,metre=1 in,inch,inche=0.0254 ft,foot,feet=0.3048 yd,yard=0.9144 mi,mile=1609.344
-g1: g,gm,gram=1 kilo=1000 oz,ounce=28.349523125 lb,pound=453.59237 tonne=1000000
-s1: s,sec,second=1 min,minute=60 h,hr,hour=3600 day=86400 week,wk=604800
-month1: month,mo=1 year,yr=12 decade=120 century,centurie=1200
-m3: l,L,liter,litre=0.001 gal,gallon=0.003785411784 qt,quart=0.000946352946 pint=0.000473176473
-usd1: cent,penny,pennie=0.01 usd,dollar,buck=1
-eur1: eur,euro=1
-gbp1: gbp,sterling=1
-jpy1: jpy,yen=1
-inr1: inr,rs,rupee=1
-celsius1: celsius=1
-fahrenheit1: fahrenheit=1
-degree1: degree,deg=1
-K1: K,kelvin=1
-mol1: mol,mole=1
-A1: A,amp,ampere=1
-A1s1: C,coulomb=1
-s-1: Hz,hertz=1
-g1m1s-2: N,newton=1000
-g1m-1s-2: Pa,pascal=1000 atm=101325000 bar=100000000
-g1m2s-2: J,joule=1000 cal,calorie=4184 Wh=3600000 eV=1.602176634e-16
-g1m2s-3: W,w,watt=1000
-g1m2s-3A-1: V,volt=1000
-g1m2s-3A-2: ohm,Omega=1000
-g-1m-2s4A2: F,farad=0.001
-g1s-2A-1: T,tesla=1000""".splitlines():
-    _dimension, _, _names = _line.partition(": ")
-    for _names_of_one, _size in re.findall(r"(\S+)=(\S+)", _names):
-        for _name in _names_of_one.split(","):
-            _powers = {each: int(power) for each, power in re.findall(r"([a-zA-Z]+)(-?\d)", _dimension)}
-            _UNITS[_name] = _UNITS.setdefault(_name + "s", (Fraction(_size), _powers))
-_METRIC = frozenset(
-    [
-        "m",
-        "g",
-        "s",
-        "l",
-        "L",
-        "A",
-        "C",
-        "Hz",
-        "N",
-        "Pa",
-        "J",
-        "cal",
-        "Wh",
-        "eV",
-        "W",
-        "w",
-        "V",
-        "ohm",
-        "Omega",
-        "F",
-        "T",
-        "mol",
-        "K",
-        "bar",
-    ]
-)
+_UNITS: dict[str, tuple[Fraction, dict[str, int]]] = {
+    name + end: (Fraction(size), {each: int(power) for each, power in re.findall(r"([a-zA-Z]+)(-?\d)", dimension)})
+    for dimension, sizes in _DATA["dimensions"].items()
+    for size, names in sizes.items()
+    for name in names
+    for end in ("s", "")
+}
 _ALIKE = [{"gbp1", "g1"}, {"celsius1", "A1s1"}, {"fahrenheit1", "A2g-1m-2s4"}]  # one name of two units: pounds, C, F
 PRODUCT = re.compile(r"[a-d]{2,3}|[xyzt]{2,3}|[kmn]{2,3}|[p-s]{2,3}|[uvw]{2,3}")  # of variables
 _LETTERS = frozenset("mghsLlAVWJNKCFTd")  # units of one letter
@@ -326,7 +274,7 @@ def _size_of(name: str) -> tuple[Fraction, dict[str, int]] | None:
     """Return the size and the dimension of one unit, which may have a prefix."""
     if found := _UNITS.get(name) or _UNITS.get(name.lower() if len(name) > 2 else name):
         return found
-    if name[1:] in _METRIC and name[0] in _PREFIXES:
+    if name[1:] in _DATA["metric"] and name[0] in _PREFIXES:
         size, powers = _UNITS[name[1:]]
         return size * Fraction(10) ** _PREFIXES[name[0]], powers
     for prefix, power in _LONG_PREFIXES.items():
