@@ -10,14 +10,29 @@ from areal_like.backends.megatron.options import row_multiple
 from areal_like.capability import scores_episodes
 from areal_like.core.algorithms.types import Algorithm
 from areal_like.core.config.findings import finding, missing_package
-from areal_like.core.config.schema import MOST_KEPT, SERVER_RESERVE, ActorConfig, CriticConfig, RunConfig, TrainerRole
+from areal_like.core.config.schema import (
+    MOST_KEPT,
+    SERVER_RESERVE,
+    ActorConfig,
+    CriticConfig,
+    RewardConfig,
+    RunConfig,
+    TrainerRole,
+)
 from areal_like.core.trainer.packing import alignment_of
-from areal_like.core.types import Prompt
+from areal_like.core.types import AnswerCheck, Prompt
 from areal_like.data.dataset import load_prompts, training_steps
 from areal_like.data.rows import DatasetError
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
-from areal_like.preflight.answers import answer_check
 from areal_like.preflight.prompt_results import check_visits
+from areal_like.rewards.verifiers import REWARDS
+
+
+def answer_check(config: RewardConfig) -> AnswerCheck | None:
+    """Return the check of reference answers, or None if only the user's own code judges."""
+    types = [judge.type for judge in config.judges.values() if judge.function is None and judge.type in REWARDS]
+    return REWARDS[types[0]].check if types else None
+
 
 Prompts = Mapping[str, Sequence[Prompt]]
 _NOTES = {"overlong_prompts": "RUN-DATASET-LENGTH", "path": "RUN-DATASET-FILE"}  # by the field of a note

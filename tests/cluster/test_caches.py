@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_like.backends.ray.caches import keep_caches
+from areal_like.backends.ray.workers import keep_caches
 
 
 def test_caches_lie_below_the_directory_and_a_user_s_own_variables_count_more(monkeypatch: pytest.MonkeyPatch):

@@ -11,8 +11,8 @@ from areal_like.core.config.schema import Ignored, RunConfig
 from areal_like.preflight import preflight
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.model import find_model
+from areal_like.preflight.policies import check_unused
 from areal_like.preflight.roles import check_roles
-from areal_like.preflight.unused import check_unused
 from areal_like.preflight.view import view_roles
 
 FOLDER = Path(__file__).parents[2] / "examples"

@@ -14,7 +14,7 @@ from limits import HUNG_S
 from areal_like.backends.ray import janitor
 from areal_like.core.errors import DirectoryTaken
 from areal_like.metrics.console import View
-from areal_like.run import lock as locks
+from areal_like.run import directory as locks
 from areal_like.run.directory import _take
 from areal_like.runtime.owner import Ownership
 

@@ -8,7 +8,7 @@ import torch
 from trainer_jobs import Machine, Setting, steps_after_warmup
 
 from allocation import ParallelSizes
-from areal_like.backends.training.unchanged import keep_state
+from areal_like.backends.training.base import keep_state
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from slow_link import Fault, slow_link
 from areal_like.backends.sglang import DOWNLOAD
 from areal_like.backends.sglang.patches import downloads
 from areal_like.backends.sglang.patches.downloads import DownloadError, Downloads
-from areal_like.backends.transports.deltas.downloads import ServerDownloads
+from areal_like.backends.transports.deltas.controller import ServerDownloads
 from areal_like.backends.transports.deltas.file_server import FileServer
 from areal_like.backends.transports.deltas.files import check
 from areal_like.core.errors import WeightUpdateError

@@ -1,9 +1,12 @@
 """transformers' own model, sharded over all ranks by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`)."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -18,14 +21,38 @@ from areal_like.backends.fsdp.checkpoint_names import (
     tower_layers,
     tower_parts,
 )
-from areal_like.backends.fsdp.delta_nets import pack_delta_nets
 from areal_like.backends.fsdp.grid import Grid
 from areal_like.backends.fsdp.support import has_plain_attention, has_states, looks_ahead
 from areal_like.backends.fsdp.tensor_parallel import split_matrices
+from areal_like.backends.training.packed_delta_net import DeltaRule, causal_convolution, packed_delta_rule
 from areal_like.backends.training.value_head import new_head, stored_head
 from areal_like.core.trainer.engine import EngineSpec
 from areal_like.core.trainer.logprobs import fp32_logits
 from areal_like.data.model_types import register_model_types
+
+
+def pack_delta_nets(model: torch.nn.Module) -> None:
+    """Reset transformers' own torch implementations at the start of each sequence of a pack."""
+    for module in model.modules():
+        rule = getattr(module, "chunk_gated_delta_rule", None)
+        if rule is not None and rule.__name__ == "torch_chunk_gated_delta_rule":
+            module.chunk_gated_delta_rule = partial(_delta_rule, rule)
+        if rule is not None and module.causal_conv1d_fn is None:
+            module.causal_conv1d_fn = _convolution
+
+
+def _delta_rule(
+    rule: DeltaRule, query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Any, **how: Any
+) -> tuple[Tensor, Tensor | None]:
+    if cu_seqlens is None:
+        return rule(query, key, value, g=g, beta=beta, **how)
+    return packed_delta_rule(rule, query, key, value, g, beta, cu_seqlens, **how), None
+
+
+def _convolution(
+    *, x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor | None, activation: str = "silu"
+) -> Tensor:
+    return causal_convolution(x, weight, bias, None if seq_idx is None else seq_idx[0])
 
 
 def sharded_model(spec: EngineSpec, device: torch.device, grid: Grid) -> PreTrainedModel:

@@ -33,7 +33,7 @@ SPLIT = frozenset(families_with(lambda family: family.fsdp.splits))
 PROCESSOR = "preprocessor_config.json"
 _BY_LENGTH = {"dynamic", "longrope"}
 _ATTENTION, _LINEAR = {"full_attention", "sliding_attention"}, {"linear_attention"}
-# Families whose linear attention is a gated delta net, which packs (`fsdp/delta_nets.py`)
+# Families whose linear attention is a gated delta net, which packs (`fsdp/model.py`)
 _DELTA_NETS = frozenset(families_with(lambda family: family.linear_attention))
 
 

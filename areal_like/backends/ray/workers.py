@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal_like.backends.ray.caches import keep_caches
 from areal_like.backends.ray.lifetime import Caretaker, end_with_run, join_run, local_interface
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.core.errors import PRIVATE_UMASK, WorkerError, private
@@ -28,6 +27,32 @@ from areal_like.runtime.ports import PORTS_VARIABLE
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
+
+
+_FOLDERS = {
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",  # torch/_inductor/runtime/cache_dir_utils.py; below TMPDIR by default
+    "TRITON_CACHE_DIR": "triton",  # triton/knobs.py
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",  # torch/utils/cpp_extension.py
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",  # flashinfer/jit/env.py
+    "TVM_FFI_CACHE_DIR": "tvm_ffi",  # tvm_ffi/cpp/extension.py, of SGLang's own kernels
+    "SGLANG_DG_CACHE_DIR": "deep_gemm",  # sglang/srt/environ.py
+    "CUDA_CACHE_PATH": "cuda",  # for PTX compiled by the driver
+}
+_CUDA_CACHE_BYTES = 4 << 30  # the driver's own limit holds the kernels of one of these libraries
+
+
+def keep_caches(directory: str | None) -> None:
+    """Make this process and its children cache compiled kernels below `directory`; None changes nothing.
+
+    Variables set by the user stay.
+    """
+    if directory is None:
+        return
+    root = Path(directory).expanduser()
+    for name, folder in _FOLDERS.items():
+        os.environ.setdefault(name, str(root / folder))
+    os.environ.setdefault("CUDA_CACHE_MAXSIZE", str(_CUDA_CACHE_BYTES))
+
 
 AFTERMATH_S = 1.0  # a dead rank first breaks its neighbours' collectives; wait this long for the cause itself
 

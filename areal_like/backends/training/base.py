@@ -18,12 +18,40 @@ from areal_like.backends.training.lora import Adapter, pause, save_adapters_toge
 from areal_like.backends.training.offload import DeviceMemory, memory_of
 from areal_like.backends.training.process import prepare_process
 from areal_like.backends.training.saving import Saving
-from areal_like.backends.training.unchanged import ANYTHING, keep_state, remember_buffers
 from areal_like.core.algorithms.losses import LossInputs, Sequences, of_tokens
 from areal_like.core.trainer.device_batch import DeviceBatch, DeviceBatches, find_generated
 from areal_like.core.trainer.engine import PARTS, EngineSpec, NonFiniteError, Part, RoleError
 from areal_like.core.trainer.hooks import BuiltModel, EngineHooks
 from areal_like.core.types import TEACHER_IDS, Batch, Floats, LossSpec
+
+
+def _anything(inputs: LossInputs, parameters: None) -> tuple[Tensor, dict[str, Tensor]]:
+    return inputs.logprobs if inputs.values is None else inputs.values, {}
+
+
+ANYTHING = LossSpec(_anything)  # a loss without fields, for an actor and a critic
+
+
+def remember_buffers(models: Iterable[torch.nn.Module]) -> Callable[[], None]:
+    """Return a function that restores the counters in model buffers (experts' loads and biases)."""
+    before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+
+    @torch.no_grad()
+    def put_back() -> None:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+    return put_back
+
+
+@contextmanager
+def keep_state(models: Iterable[torch.nn.Module], device: torch.device) -> Iterator[None]:
+    """Restore torch's random state and the counters in models' buffers after the body."""
+    put_back = remember_buffers(models)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    put_back()
+
 
 LEAST_LOSS_SCALE = 1.0
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from areal_like.capabilities.agents.attempts import ONCE, Attempt, Attempts, Sending
-from areal_like.capabilities.agents.compaction import find_summary
 from areal_like.capabilities.agents.continued_answers import start_of, with_answer
 from areal_like.capabilities.agents.conversation import Continuity, Message, TemplateContext, following, opening
 from areal_like.capabilities.agents.progress import Progress
@@ -23,6 +22,25 @@ from areal_like.core.rollout.sample import OnTokens, Response, Sampling
 from areal_like.core.types import TEMPERATURES, FinishReason, Images, Ints, Prompt, Reward, Trajectory
 from areal_like.data.processor import images_of
 from areal_like.data.tokenizer import Tokenizer, TokenizerError
+
+LEAST_LETTERS = 16  # minimum length of a summary; shorter answers occur in other texts by chance
+
+
+def find_summary(turns: Sequence[Turn], messages: Sequence[Message]) -> Turn | None:
+    """Return the latest turn without a continuation whose answer is in the messages of a new conversation."""
+    parents = {turn.parent for turn in turns}
+    texts = [message["content"] for message in messages if isinstance(message.get("content"), str)]
+    for turn in reversed(turns):
+        if turn not in parents and any(_contains(text, turn) for text in texts):
+            return turn
+    return None
+
+
+def _contains(text: str, turn: Turn) -> bool:
+    """Return whether a text contains the answer of a turn, with or without its thinking."""
+    answer = turn.messages[-1].get("content") or ""
+    summaries = {part.strip() for part in (answer, answer.rpartition("</think>")[2])}
+    return any(len(summary) >= LEAST_LETTERS and summary in text for summary in summaries)
 
 
 class Sampler(Protocol):
