@@ -123,7 +123,6 @@ class AnthropicMessage:
         return {**self._head, "content": [*content, *_tool_uses(turn)], **_ending(turn), "usage": _usage(turn)}
 
     def start(self, prompt_tokens: int) -> bytes:
-        """See Dialect."""
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         empty: dict[str, Any] = {
             **self._head,
@@ -135,13 +134,11 @@ class AnthropicMessage:
         return _events({"type": "message_start", "message": empty})
 
     def text(self, delta: str) -> bytes:
-        """See Dialect."""
         begun = b"" if self._has_text else _block_start(0, {"type": "text", "text": ""})
         self._has_text = True
         return begun + _block_delta(0, {"type": "text_delta", "text": delta})
 
     def finish(self, turn: Turn, rest: str) -> bytes:
-        """See Dialect."""
         events = [self.text(rest)] if rest else []
         first = 0
         if self._has_text:
@@ -158,7 +155,6 @@ class AnthropicMessage:
         return b"".join(events) + _events(end, {"type": "message_stop"})
 
     def fail(self, message: str) -> bytes:
-        """See Dialect."""
         return _events(error_content(500, message))
 
 

@@ -50,7 +50,6 @@ class Branching:
     turn: Turns = field(default_factory=lambda: Turns(TRAJECTORIES))
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
-        """See Workflow."""
         group = _BranchingGroup(self, prompt, group_id)
         try:
             leaves = await group.generate()

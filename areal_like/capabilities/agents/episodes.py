@@ -76,7 +76,6 @@ class UserWorkflow:
     branch: BranchConfig | None = None  # branching points of episodes that share their first turns
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
-        """See Workflow."""
         group = _Group(self, prompt, group_id)
         with group.broken_off():
             if self.branch is not None:
@@ -327,7 +326,6 @@ class _Answers:
         self._by_key: dict[str, Session] = {}
 
     async def __call__(self, method: str, question: bytes) -> bytes:
-        """See Attempt.answer."""
         if method in ("http", "counts"):
             return await self._group._answer(method, question)
         return await getattr(self, f"_{method}")(question)

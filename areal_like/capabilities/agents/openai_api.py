@@ -46,15 +46,12 @@ class ChatCompletion:
         return {**self._head, "object": "chat.completion", "usage": _usage(turn), "choices": [choice]}
 
     def start(self, prompt_tokens: int) -> bytes:
-        """See Dialect."""
         return self._delta({"role": "assistant", "content": ""})
 
     def text(self, delta: str) -> bytes:
-        """See Dialect."""
         return self._delta({"content": delta})
 
     def finish(self, turn: Turn, rest: str) -> bytes:
-        """See Dialect."""
         events = [self.text(rest)] if rest else []
         if calls := as_sent(turn.messages[-1]).get("tool_calls"):
             events.append(self._delta({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}))
@@ -64,7 +61,6 @@ class ChatCompletion:
         return b"".join([*events, b"data: [DONE]\n\n"])
 
     def fail(self, message: str) -> bytes:
-        """See Dialect."""
         return _event(error_content(500, message))
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:

@@ -161,12 +161,10 @@ class OpenAIResponse:
         return self._response("incomplete" if cut else "completed", output, _usage(turn))
 
     def start(self, prompt_tokens: int) -> bytes:
-        """See Dialect."""
         empty = self._response("in_progress", [])
         return self._event("response.created", response=empty) + self._event("response.in_progress", response=empty)
 
     def text(self, delta: str) -> bytes:
-        """See Dialect."""
         begun = b""
         if self._shown is None:
             self._shown = []
@@ -176,7 +174,6 @@ class OpenAIResponse:
         return begun + self._event("response.output_text.delta", **self._place(), delta=delta, logprobs=[])
 
     def finish(self, turn: Turn, rest: str) -> bytes:
-        """See Dialect."""
         whole = self.whole(turn)
         events = [self.text(rest)] if rest or (self._shown is None and whole["output"][0]["type"] == "message") else []
         calls = [item for item in whole["output"] if item["type"] == "function_call"]
@@ -188,7 +185,6 @@ class OpenAIResponse:
         return b"".join(events)
 
     def fail(self, message: str) -> bytes:
-        """See Dialect."""
         failed = self._response("failed", [], error={"code": "server_error", "message": message})
         error = self._event("error", code="server_error", message=message, param=None)
         return error + self._event("response.failed", response=failed)

@@ -110,7 +110,6 @@ class SetWorkflow(Section):
 
     @property
     def played_by(self) -> str | None:
-        """See RunConfig."""
         return None if self.workflow == SINGLE_TURN else self.workflow
 
 
@@ -125,17 +124,14 @@ class WorkflowKeys(Section):
 
     @property
     def played_by(self) -> str | None:
-        """See RunConfig."""
         return None if self.workflow == SINGLE_TURN else self.workflow
 
     @property
     def set_defaults(self) -> dict[str, Any]:
-        """See RunConfig."""
         return {"workflow": self.workflow or SINGLE_TURN}
 
     @property
     def workflows(self) -> dict[str, str]:
-        """See RunConfig."""
         run: Any = self  # with the keys of the core
         sets = {"valid_dataset": run.valid_dataset} if run.valid_dataset else {}
         sets |= {f"evaluator.datasets.{name}": data for name, data in run.evaluator.datasets.items()}
@@ -144,7 +140,6 @@ class WorkflowKeys(Section):
 
     @property
     def longest_episode(self) -> int | None:
-        """See RunConfig."""
         return self.episode.max_tokens if self.workflows else None
 
 

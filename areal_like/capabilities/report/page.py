@@ -46,7 +46,6 @@ class Report:
         self._add("about", about)
 
     def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
-        """See StatsSink."""
         self._add("scalars", [step, {name: shorten(value) for name, value in scalars.items()}])
 
     def series(self, points: Mapping[str, Sequence[tuple[int, float | None]]]) -> None:
@@ -79,7 +78,6 @@ class Report:
         self._add("samples", [step, name, some])
 
     def close(self) -> None:
-        """See StatsSink."""
         self._file.close()
 
     def _add(self, kind: str, value: Any) -> None:

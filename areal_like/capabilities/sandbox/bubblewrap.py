@@ -40,7 +40,6 @@ class Bubblewrap:
         self._settings = settings
 
     async def start(self) -> "BubblewrapBox":
-        """See Backend."""
         program = shutil.which(PROGRAM)
         if program is None:
             raise SandboxError("bubblewrap (bwrap) is not installed")
@@ -77,7 +76,6 @@ class BubblewrapBox:
         self._process = process
 
     async def run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
-        """See Box."""
         request = {"command": list(command), "timeout_s": timeout_s, "output_bytes": output_bytes, "stdin": len(stdin)}
         head = json.dumps(request).encode()
         try:
@@ -96,7 +94,6 @@ class BubblewrapBox:
         return Outcome(about["status"], more[:out], more[out:], about["limit"], about["seconds"])
 
     async def close(self) -> None:
-        """See Box."""
         self._pipe.close()
         try:
             async with asyncio.timeout(CLOSE_S):

@@ -46,7 +46,6 @@ class Containers:
         self._run_id = os.environ.get(RUN_VARIABLE)  # none before the run
 
     async def start(self) -> "Container":
-        """See Backend."""
         program = shutil.which(self._settings.backend)
         if program is None:
             raise SandboxError(f"{self._settings.backend} is not installed")
@@ -125,7 +124,6 @@ class Container:
         return Outcome(_KILLED if limit else status, out, err, met, time.monotonic() - began)
 
     async def close(self) -> None:
-        """See Box."""
         self._process.stdin.close()  # type: ignore[union-attr]
         removing = await _spawn([self._program, "rm", "--force", "--volumes", self._name])
         for process in (removing, self._process):

@@ -49,7 +49,6 @@ class SingleTurn:
     turn: Turns = field(default_factory=lambda: Turns(TRAJECTORIES))
 
     async def __call__(self, prompt: Prompt, group_id: int) -> list[Trajectory]:
-        """See Workflow."""
         seeds = None if self.seed is None else sample_seeds(self.seed, group_id, self.n_samples)
         tokens = np.array(prompt.tokens, np.int32)
         responses = await self.pool.generate([tokens] * self.n_samples, self.sampling, seeds, group_id, prompt.images)

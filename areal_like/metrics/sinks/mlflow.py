@@ -32,5 +32,4 @@ class MLflow:
         self._mlflow.log_metrics(named, step=step, synchronous=False)
 
     def close(self) -> None:
-        """See StatsSink."""
         self._mlflow.end_run()

@@ -13,9 +13,7 @@ class Scalars:
         self._lines = Lines(path)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See StatsSink."""
         self._lines.write([{"step": step, **scalars}])
 
     def close(self) -> None:
-        """See StatsSink."""
         self._lines.close()

@@ -33,5 +33,4 @@ class SwanLab:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """See StatsSink."""
         self._run.finish()

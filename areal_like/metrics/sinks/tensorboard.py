@@ -30,7 +30,6 @@ class TensorBoard:
             self._void_from(void_from)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See StatsSink."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
@@ -43,7 +42,6 @@ class TensorBoard:
         self._append(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def close(self) -> None:
-        """See StatsSink."""
         with writing(self._path):
             self._records.close()
 

@@ -35,5 +35,4 @@ class WandB:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """See StatsSink."""
         self._run.finish()

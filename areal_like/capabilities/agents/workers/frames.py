@@ -51,12 +51,10 @@ class Frames(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol."""
         assert isinstance(transport, asyncio.Transport)  # for the type checker
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         self._held += data
         start = 0
         while len(self._held) - start >= _HEAD.size:
@@ -73,7 +71,6 @@ class Frames(asyncio.Protocol):
         del self._held[:start]
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._transport, on_lost = None, self._on_lost
         self._on_frame, self._on_lost = _ignore, _ignore  # they refer to objects that refer to this connection
         on_lost()

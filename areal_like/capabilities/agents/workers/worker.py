@@ -134,15 +134,12 @@ class _Marked(Coroutine[Any, Any, Any]):
         self._body, self._mark, self._call = body, mark, call
 
     def send(self, value: Any) -> Any:
-        """See Coroutine."""
         return self._step(self._body.send, value)
 
     def throw(self, *error: Any) -> Any:
-        """See Coroutine."""
         return self._step(self._body.throw, *error)
 
     def close(self) -> None:
-        """See Coroutine."""
         self._body.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -178,7 +175,6 @@ class _Threads(ThreadPoolExecutor):
         self._marks, self._own = marks, threading.local()
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        """See Executor."""
         return super().submit(self._run, _call.get(), partial(function, *arguments, **named))
 
     def _run(self, call: int, work: Callable[[], Any]) -> Any:
