@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -15,12 +17,87 @@ from areal_like.metrics.console import COLUMNS, View, complain
 from areal_like.metrics.event_file import EVENTS_FILE, EventFile
 from areal_like.metrics.listener import Listener
 from areal_like.metrics.names import ABOUT_FILE, SUMMARY_FILE
-from areal_like.metrics.part_names import PartNames
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import Decode, SampleRow, escape, pick, reward_of, sample_of, thin_out, write_samples
 from areal_like.metrics.scalars import CONTROLLER, step_scalars
 from areal_like.metrics.sinks import StatsSink
-from areal_like.metrics.writer import Writer
+
+WAIT_S = 600.0  # a write that takes longer hangs
+
+
+class Writer:
+    """Executes calls in order; the first failure ends the run at the next call of `do` or `wait`."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._closed = False
+        threading.Thread(target=self._work, name="record", daemon=True).start()
+
+    def do(self, call: Callable[[], None]) -> None:
+        """Queue a call. Raises the error of an earlier one."""
+        self._raise()
+        self._calls.put(call)
+
+    def wait(self) -> None:
+        """Wait until all queued calls have run; blocks, so call it in a thread. Raises RecordError."""
+        done = threading.Event()
+        self._calls.put(done.set)
+        if not self._closed and not done.wait(WAIT_S):
+            raise RecordError(f"the run's record was not written within {WAIT_S:g} s: its file system hangs")
+        self._raise()
+
+    def close(self) -> None:
+        """Stop the thread after all queued calls, which `wait` waits for."""
+        self._calls.put(None)
+        self._closed = True
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                self._error = self._error or error
+
+
+PREFIX = "reward_parts/"
+MOST, LONGEST = 100, 200  # names, and characters of a name
+
+
+class PartNames:
+    """The first MOST names of a run's reward parts; `say` receives one warning about all others."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._known: set[str] = set()
+        self._has_warned = False
+
+    def limit(self, stats: Mapping[str, float]) -> dict[str, float]:
+        """Return a step's statistics without the parts that are not recorded."""
+        return {name: value for name, value in stats.items() if PREFIX not in name or self._admit(name)}
+
+    def _admit(self, name: str) -> bool:
+        if name in self._known:
+            return True
+        part = name.partition(PREFIX)[2]
+        if len(self._known) < MOST and len(part) <= LONGEST:
+            self._known.add(name)
+            return True
+        if not self._has_warned:
+            self._has_warned = True
+            shown = part if len(part) <= LONGEST else f"{part[:LONGEST]}..."
+            self._say(
+                f"warning: the values that reward.function or workflow returns beside the reward have more than {MOST} "
+                f"names, or a name of more than {LONGEST} characters. {shown!r} and further such names are not recorded "
+                "in the metrics. Return a dict with the same few keys for every response"
+            )
+        return False
+
 
 SHOWN_CHARACTERS = 60  # per prompt and response in the console
 

@@ -20,7 +20,7 @@ from limits import HUNG_S
 from local_trainer import LocalTrainer
 from torch import Tensor, distributed
 
-from areal_like.backends.sglang import COMMAND, local_copy
+from areal_like.backends.sglang import COMMAND, receiving
 from areal_like.backends.sglang.loading import views
 from areal_like.backends.sglang.patches import commands
 from areal_like.backends.transports.checksum import checksum, numbers
@@ -317,11 +317,11 @@ def test_other_ranks_gather_and_write_nothing(tmp_path: Path) -> None:
 
 def test_ranks_of_a_server_share_one_copy_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second rank maps what the first has created, and applies nothing itself."""
-    monkeypatch.setattr(local_copy.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(receiving.tempfile, "gettempdir", lambda: str(tmp_path))
     engine, folder = Engine(), tmp_path / "files"
     sender = make_sender("deltas", engine, 0, "127.0.0.1")
     files = Chain([sender.write(folder / "0", None, True).full])
-    ranks = [local_copy.LocalCopy("token", files) for _ in range(2)]
+    ranks = [receiving.LocalCopy("token", files) for _ in range(2)]
     for step in ("open", "update"):
         for rank in ranks[::-1]:
             getattr(rank, step)(*([files] if step == "update" else []))
@@ -334,7 +334,7 @@ def test_ranks_of_a_server_share_one_copy_without_a_name(tmp_path: Path, monkeyp
     for rank in ranks:
         assert all(same_bits(tensor, engine.tensors[name]) for name, tensor in views(rank._flat, rank.layout))
     with pytest.raises(RuntimeError, match="before it is mapped"):
-        local_copy.LocalCopy("other", files).load(Model(), torch.device("cpu"))
+        receiving.LocalCopy("other", files).load(Model(), torch.device("cpu"))
 
 
 def test_checksums_are_those_of_what_was_written(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from areal_like.backends.ray.heartbeat import accepts
 from areal_like.backends.ray.interfaces import use_interface
 from areal_like.backends.ray.lifetime import JANITOR_LIMIT_S, Caretaker, run_lifetime
 from areal_like.backends.ray.nodes import check_nodes
-from areal_like.backends.ray.outputs import add_outputs
 from areal_like.backends.ray.placement import (
     Placement,
     moved_slots,
@@ -37,6 +36,37 @@ from areal_like.core.signals import signals_cancel
 
 if TYPE_CHECKING:
     from allocation.plan import Device, Plan
+
+
+ANSWER_S = 30.0  # for a node to read the end of a file
+
+
+async def add_outputs(error: BaseException, caretakers: WorkerGroup) -> None:
+    """Add the last output lines of each failed process to its error, read on the process's node."""
+    for failure in _failures(error):
+        if not failure.log_file.exists():
+            found = await asyncio.gather(
+                *(_last_lines(caretakers.only(rank), failure) for rank, _ in enumerate(caretakers.members))
+            )
+            for note in filter(None, found):
+                failure.add_note(note)
+
+
+async def _last_lines(caretaker: WorkerGroup, failure: WorkerError) -> str:
+    with suppress(WorkerError):  # the node is lost
+        lines = await caretaker.call_one(0, "last_lines", failure.log_file, phase="reading output", timeout=ANSWER_S)
+        if lines:
+            return f"the end of {failure.log_file} on host {caretaker.members[0].host}:\n  " + "\n  ".join(lines)
+    return ""
+
+
+def _failures(error: BaseException) -> Iterator[WorkerError]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _failures(each)
+    elif isinstance(error, WorkerError):
+        yield error
+
 
 NODE_ANSWER_S = 2.0  # until a node that does not answer is left out
 

@@ -25,7 +25,7 @@ from areal_like.backends.sglang.tool_calls import CALL_STARTS
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions, answer
 from areal_like.capabilities.agents.session import Limits, Session
-from areal_like.capabilities.agents.visible_text import Decoding, VisibleText
+from areal_like.capabilities.agents.streams import Decoding, VisibleText
 from areal_like.capabilities.agents.workers.processes import in_loop
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Deadline

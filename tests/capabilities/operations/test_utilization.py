@@ -12,8 +12,8 @@ from allocation import BatchSpec, Cluster
 from allocation.hardware import GPUS
 from allocation.planner import Task
 from allocation.planner.seconds import _flops_per_token
-from areal_like.capabilities.operations import utilization
-from areal_like.capabilities.operations.utilization import Utilization, make_utilization
+from areal_like.capabilities.operations import hook
+from areal_like.capabilities.operations.hook import Utilization, make_utilization
 
 PROMPT, RESPONSE, SECONDS = 256.0, 1024.0, 20.0
 STEP = {
@@ -50,7 +50,7 @@ def test_a_count_by_hand() -> None:
 
 
 def test_without_a_known_gpu_there_are_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(utilization, "gpu_bytes", lambda: None)
+    monkeypatch.setattr(hook, "gpu_bytes", lambda: None)
     plan = allocation.compile("sglang:d2+megatron:d4")
     job: Any = SimpleNamespace(device="cuda", plan=plan, models={"actor": allocation.load_model("qwen3-8b")})
     made = make_utilization(job)
