@@ -14,9 +14,10 @@ from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.core.hooks import Hook
 from areal_like.core.registry import find_modules
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.single_turn import MakesWorkflows, Score, SingleTurns
+from areal_like.core.rollout.single_turn import MakesWorkflows, SingleTurns
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.core.trainer.remote import Trainer
+from areal_like.core.types import Score
 from areal_like.core.weights import WeightSync
 from areal_like.exclusions import Exclusion, find_excluded
 from areal_like.job import Job

@@ -28,8 +28,8 @@ from areal_like.core.config.load import load
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.gc_tuning import gc_tuned
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.rollout.single_turn import SingleTurn, Workflow
-from areal_like.core.types import Prompt, Reward
+from areal_like.core.rollout.single_turn import SingleTurn
+from areal_like.core.types import Prompt, Reward, Workflow
 from areal_like.data.tokenizer import Tokenizer
 from areal_like.demo import arithmetic
 from benchmarks.report import save

@@ -4,7 +4,7 @@ A value per token always describes the token at its own position: `logprobs[i]` 
 log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first token.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -135,6 +135,13 @@ class Trajectory:
     def oldest_version(self) -> int:
         """Version of the oldest generated token; staleness is counted from it."""
         return int(self.versions[self.generated].min())
+
+
+type Workflow = Callable[[Prompt, int], Coroutine[Any, Any, list[Trajectory]]]
+"""From a prompt and its group's id to the group's trajectories. A smaller id is an older group, to be served first."""
+
+type Score = Callable[[Prompt, Sequence[Ints]], Coroutine[Any, Any, Sequence[Reward]]]
+"""One reward for each response to a prompt, all of one group."""
 
 
 def generated_in(trajectories: Sequence[Trajectory]) -> int:

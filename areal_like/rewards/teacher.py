@@ -19,7 +19,6 @@ from areal_like.core.rollout.backends import DEFAULT, find_backend
 from areal_like.core.rollout.http import Deadline, Unavailable, session
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.server import Server
-from areal_like.core.rollout.single_turn import Workflow
 from areal_like.core.types import (
     TEACHER_IDS,
     TEACHER_LOGPROBS,
@@ -28,6 +27,7 @@ from areal_like.core.types import (
     Ints,
     Prompt,
     Trajectory,
+    Workflow,
     generated_in,
 )
 

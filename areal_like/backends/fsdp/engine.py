@@ -278,3 +278,6 @@ class FSDPEngine(BaseEngine):
 
     def _advance_schedule(self) -> None:
         self._schedule.step()
+
+
+ENGINE = FSDPEngine

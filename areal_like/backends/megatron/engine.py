@@ -244,3 +244,6 @@ class MegatronEngine(BaseEngine):
 
     def _advance_schedule(self) -> None:
         self._scheduler.step(1)
+
+
+ENGINE = MegatronEngine

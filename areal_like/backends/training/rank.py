@@ -5,6 +5,7 @@ The controller imports this to start actors, so torch is imported inside the met
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from socket import socket
 from typing import Any
 
@@ -15,6 +16,7 @@ from areal_like.core.gc_tuning import pause_gc
 from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 from areal_like.runtime.ports import listen
 
+_TRAINERS = ("megatron", "fsdp")  # folders with an `engine.py`
 type MakeSender = Callable[[TrainEngine, int, str], Any]  # of the engine, its rank and the rank's own address
 
 
@@ -75,16 +77,11 @@ class TrainerRank:
 
 
 def make_engine(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
-    """Return the engine of a backend, in this process's environment. Raises ValueError for an unknown one."""
+    """Return the engine of a backend's folder, in this process's environment. Raises ValueError for an unknown one."""
     apply_environment(spec, rendezvous.address)
-    if spec.backend == "megatron":
-        with pause_gc():
-            from areal_like.backends.megatron.engine import MegatronEngine
-
-        return MegatronEngine(spec, rendezvous)
-    if spec.backend == "fsdp":
-        with pause_gc():
-            from areal_like.backends.fsdp.engine import FSDPEngine
-
-        return FSDPEngine(spec, rendezvous)
-    raise ValueError(f"the backend {spec.backend} has no trainer; use megatron or fsdp")
+    if spec.backend not in _TRAINERS:
+        raise ValueError(f"the backend {spec.backend} has no trainer; use {' or '.join(_TRAINERS)}")
+    with pause_gc():
+        module = import_module(f"areal_like.backends.{spec.backend}.engine")
+    engine: TrainEngine = module.ENGINE(spec, rendezvous)
+    return engine

@@ -29,8 +29,7 @@ from areal_like.capabilities.agents.workers.processes import CancelledWithin, Ti
 from areal_like.capabilities.agents.workers.remote import CallStart, EndedWorker
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.sample import OnTokens
-from areal_like.core.rollout.single_turn import Score
-from areal_like.core.types import FinishReason, Prompt, Reward, Trajectory, generated_in
+from areal_like.core.types import FinishReason, Prompt, Reward, Score, Trajectory, generated_in
 from areal_like.core.user_code import Portable
 from areal_like.data.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from areal_like.core.errors import ServerError
 from areal_like.core.rollout.backends import backend_of
 from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import Sampling, ServerPool
-from areal_like.core.rollout.single_turn import Score, Workflow
+from areal_like.core.types import Score, Workflow
 from areal_like.core.user_code import Portable, load_object
 from areal_like.data.tokenizer import Tokenizer
 

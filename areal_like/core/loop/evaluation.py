@@ -9,8 +9,7 @@ import numpy as np
 
 from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.events import span
-from areal_like.core.rollout.single_turn import Workflow
-from areal_like.core.types import Prompt, Trajectory, generated_in
+from areal_like.core.types import Prompt, Trajectory, Workflow, generated_in
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from areal_like.core.checkpoint.journal import RunState
 from areal_like.core.config.schema import RunConfig
 from areal_like.core.errors import RewardsMissing
 from areal_like.core.rollout.collector import Collector
-from areal_like.core.rollout.single_turn import Workflow
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.types import LEAST_LOGPROB, TEACHER_LOGPROBS, FinishReason, Prompt, Trajectory
+from areal_like.core.types import LEAST_LOGPROB, TEACHER_LOGPROBS, FinishReason, Prompt, Trajectory, Workflow
 
 
 class RewardStatistics(Protocol):

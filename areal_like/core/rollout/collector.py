@@ -13,9 +13,8 @@ from typing import Protocol
 from areal_like.core.events import span
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.single_turn import Workflow
 from areal_like.core.rollout.stream import PromptStream
-from areal_like.core.types import Prompt, Trajectory, generated_in, mean_reward
+from areal_like.core.types import Prompt, Trajectory, Workflow, generated_in, mean_reward
 
 STARTED = 32  # groups that start in one turn of the event loop, each some 50 us of work
 

@@ -1,9 +1,9 @@
 """Workflows, and the built-in one of single-turn groups: a prompt, n samples, and a reward for each."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -12,13 +12,7 @@ from areal_like.core.rollout.joining import as_response, join_parts
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.sample import Sampling
 from areal_like.core.rollout.turns import Turns
-from areal_like.core.types import Ints, Prompt, Reward, Trajectory
-
-type Workflow = Callable[[Prompt, int], Coroutine[Any, Any, list[Trajectory]]]
-"""From a prompt and its group's id to the group's trajectories. A smaller id is an older group, to be served first."""
-
-type Score = Callable[[Prompt, Sequence[Ints]], Coroutine[Any, Any, Sequence[Reward]]]
-"""One reward for each response to a prompt, all of one group."""
+from areal_like.core.types import Prompt, Score, Trajectory, Workflow
 
 
 class MakesWorkflows(Protocol):
