@@ -65,8 +65,7 @@ def check(
     config: Annotated[Path | None, typer.Argument(metavar="FILE", help="YAML file of the run.")] = None,
     overrides: Overrides = None,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME_OR_DIRECTORY", help="Check whether this model trains, instead of a run."),
+        str | None, typer.Option(metavar="NAME_OR_DIRECTORY", help="Check whether this model trains, instead of a run.")
     ] = None,
     backend: Annotated[
         Literal["megatron", "fsdp"] | None, typer.Option(help="With --model: consider this trainer only.")

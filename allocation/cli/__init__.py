@@ -15,9 +15,7 @@ from allocation.cli.layouts import check, count, explain, groups
 from allocation.cli.predictions import memory, plan
 
 app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
 
 

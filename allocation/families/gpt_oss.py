@@ -19,5 +19,5 @@ FAMILIES = {
             options=lambda config: {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": None},
         ),
         server=ServedFamily(on_cpus=False, windows=True, window_pool=True),
-    ),
+    )
 }

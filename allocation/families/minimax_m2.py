@@ -18,5 +18,5 @@ FAMILIES = {
         ),
         fsdp=Fsdp(packs_experts=True),
         server=ServedFamily(on_cpus=False, adapters=True),
-    ),
+    )
 }

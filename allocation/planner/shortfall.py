@@ -10,13 +10,7 @@ from allocation.hardware import GIB
 from allocation.memory import footprint_of
 from allocation.plan import ParallelSizes
 from allocation.planner.choice import PredictedTrainer
-from allocation.planner.search import (
-    best_servers,
-    fitting_trainers,
-    possible_trainers,
-    sizes_of_trainer,
-    static_peak,
-)
+from allocation.planner.search import best_servers, fitting_trainers, possible_trainers, sizes_of_trainer, static_peak
 from allocation.planner.sizes import server_sizes
 from allocation.planner.task import FULL, SHARE, Task, with_ends
 

@@ -32,8 +32,7 @@ def convert_checkpoint(
         typer.Option(help="Data type of the converted Megatron weights (default: as in SOURCE)."),
     ] = None,
     leave_out: Annotated[
-        list[str] | None,
-        typer.Option(help="Hugging Face tensors to leave out: names, where * matches any text."),
+        list[str] | None, typer.Option(help="Hugging Face tensors to leave out: names, where * matches any text.")
     ] = None,
 ) -> None:
     """Convert Hugging Face weights to a Megatron distributed checkpoint, or the other way round.

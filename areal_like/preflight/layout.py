@@ -26,11 +26,7 @@ _CHECKED_ELSEWHERE = ("ALLOC-UNTRAINED", "ALLOC-QUANTIZED")  # by `check_model`,
 # Where roles have fields, a key and not `|` sets which roles share GPUs: its value, its other value, and other fixes.
 _STRATEGIES = {
     "ALLOC-COLOCATE-SIZE": ("colocation", "separation", ("give them the same number of GPUs",)),
-    "ALLOC-CLUSTER-SIZE": (
-        "separation",
-        "colocation",
-        ("make the layouts smaller", "raise cluster.n_gpus_per_node"),
-    ),
+    "ALLOC-CLUSTER-SIZE": ("separation", "colocation", ("make the layouts smaller", "raise cluster.n_gpus_per_node")),
 }
 _KINDS = {
     "actor": "trainer",

@@ -65,11 +65,7 @@ def _where(teacher: TeacherConfig) -> Iterator[Finding]:
 
 
 def _positions(
-    config: RunConfig,
-    teacher: TeacherConfig,
-    spec: ModelSpec,
-    tokenizer: Tokenizer | None,
-    prompts: Sequence[Prompt],
+    config: RunConfig, teacher: TeacherConfig, spec: ModelSpec, tokenizer: Tokenizer | None, prompts: Sequence[Prompt]
 ) -> Iterator[Finding]:
     """Check that the longest sequence, and the longest prompt with its hint, fit the teacher's positions."""
     room = spec.max_positions - SERVER_RESERVE

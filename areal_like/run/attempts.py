@@ -49,11 +49,7 @@ async def train_on(run: Run, trainers: Trainers, opened: RunDirectory) -> None:
         return await _attempt(here, await _start_trainers(here, place), place)
 
     await train_to_the_end(
-        await _attempt(run, trainers, opened),
-        restart,
-        config.trainer_restarts,
-        config.host_timeout_s,
-        run.view.say,
+        await _attempt(run, trainers, opened), restart, config.trainer_restarts, config.host_timeout_s, run.view.say
     )
 
 

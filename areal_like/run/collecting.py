@@ -33,10 +33,7 @@ def make_collector(
         groups=job.steps * train_data.batch_size,
         workflow=teacher.with_scores(workflow) if teacher else workflow,
         admission=Admission(
-            train_data.batch_size,
-            config.rollout.max_head_offpolicyness,
-            state.version,
-            spare=config.spare_groups,
+            train_data.batch_size, config.rollout.max_head_offpolicyness, state.version, spare=config.spare_groups
         ),
         max_groups=max(1, most // n_samples) if most else None,
         tasks=tasks,

@@ -24,13 +24,7 @@ from areal_like.run.start import weight_sync
 
 
 async def train(
-    cluster: RunCluster,
-    job: Job,
-    view: View,
-    serving: Serving,
-    trainers: Trainers,
-    opened: RunDirectory,
-    stop: Stop,
+    cluster: RunCluster, job: Job, view: View, serving: Serving, trainers: Trainers, opened: RunDirectory, stop: Stop
 ) -> None:
     """Bring the weights to the servers and train from the place of `opened`."""
     config = job.config

@@ -28,11 +28,7 @@ _PADDING = 512  # tokens that fit into the probe's micro-batch beside its own
 
 
 def check_packing(
-    model: PreTrainedModel,
-    vision: Vision | None,
-    spec: EngineSpec,
-    grid: Grid,
-    device: torch.device,
+    model: PreTrainedModel, vision: Vision | None, spec: EngineSpec, grid: Grid, device: torch.device
 ) -> None:
     """Compare two packed sequences with each alone in transformers' own attention; every rank has to call it.
 
@@ -126,12 +122,7 @@ def _two_sequences(words: Ints, vision: Vision | None) -> Batch:
 
 
 def _compute_packed(
-    model: PreTrainedModel,
-    vision: Vision | None,
-    spec: EngineSpec,
-    grid: Grid,
-    device: torch.device,
-    batch: Batch,
+    model: PreTrainedModel, vision: Vision | None, spec: EngineSpec, grid: Grid, device: torch.device, batch: Batch
 ) -> Tensor:
     """Return a training step's log-prob of each response token, `[tokens]`; prompts are 0."""
     space = len(batch.tokens) + _PADDING

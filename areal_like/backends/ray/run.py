@@ -204,12 +204,7 @@ class RunCluster:
 
     @asynccontextmanager
     async def relocate(
-        self,
-        devices: Sequence[Device],
-        plan: Plan,
-        *,
-        uses_gpus: bool,
-        say: Callable[[str], None] | None = None,
+        self, devices: Sequence[Device], plan: Plan, *, uses_gpus: bool, say: Callable[[str], None] | None = None
     ) -> AsyncIterator[tuple[RunCluster, Sequence[Device]]]:
         """Yield replacements for devices on a lost node, with their names there, as soon as there are any.
 
@@ -284,10 +279,7 @@ async def run_cluster(
     run_id, shared_dir = secrets.token_hex(6), shared_dir.absolute()
     local = scheduler.type == "local"
     limit_s = scheduler.startup_timeout_s
-    with (
-        run_lifetime(run_id, shared_dir, lock=lock, ports=ports) as directory,
-        signals_cancel(),
-    ):
+    with run_lifetime(run_id, shared_dir, lock=lock, ports=ports) as directory, signals_cancel():
         slots = len(plan.devices)
         async with (
             ray_cluster_of_run(scheduler, n_slots=slots, uses_gpus=uses_gpus, directory=directory, log_dir=log_dir),

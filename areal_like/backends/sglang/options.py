@@ -179,12 +179,7 @@ def scorer_arguments(
 
 
 def _scorer(
-    config: RunConfig,
-    dtype: str | None,
-    directory: Path,
-    sizes: ParallelSizes,
-    device: str,
-    own: Mapping[str, object],
+    config: RunConfig, dtype: str | None, directory: Path, sizes: ParallelSizes, device: str, own: Mapping[str, object]
 ) -> tuple[str, ...]:
     """Return the arguments of a server that scores responses: the common ones, and its `own`."""
     options: dict[str, object] = {

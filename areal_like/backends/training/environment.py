@@ -5,11 +5,7 @@ import os
 from areal_like.backends.ray.lifetime import local_interface
 from areal_like.core.trainer.engine import EngineSpec
 
-DETERMINISTIC = {
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    "NCCL_ALGO": "Ring",
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
+DETERMINISTIC = {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 # Which of flash, fused and unfused attention each `attention_backend` lets Transformer Engine take.

@@ -34,11 +34,7 @@ class ChatCompletion:
         self._session, self._fields = session, fields
         options = fields.get("stream_options")
         self._counts = isinstance(options, Mapping) and bool(options.get("include_usage"))
-        self._head = {
-            "id": f"chatcmpl-{number}",
-            "created": int(time.time()),
-            "model": fields.get("model") or MODEL,
-        }
+        self._head = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": fields.get("model") or MODEL}
 
     def whole(self, turn: Turn) -> dict[str, Any]:
         """Return the completion of a turn."""

@@ -126,11 +126,7 @@ def _rows_until(name: str, made: Generated, tokens: Ints) -> Values | None:
 def _begins(item: Trajectory, start: int, end: int, response: Response) -> bool:
     """Return whether a response starts at `start`; a cut response, for example at a stop text, ends its run."""
     size = min(len(response.tokens), end - start)
-    pairs = (
-        (item.tokens, response.tokens),
-        (item.versions, response.versions),
-        (item.logprobs, response.logprobs),
-    )
+    pairs = ((item.tokens, response.tokens), (item.versions, response.versions), (item.logprobs, response.logprobs))
     return all(np.array_equal(own[start : start + size], made[:size]) for own, made in pairs)
 
 

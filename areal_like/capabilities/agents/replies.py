@@ -9,12 +9,7 @@ from areal_like.capabilities.agents.turn import Turn
 
 MODEL = "policy"  # the model's name for clients that do not set one
 # Anthropic's error types, which its clients use for errors in streams; OpenAI's clients read status and code.
-_KINDS = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
+_KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True)

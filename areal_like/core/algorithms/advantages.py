@@ -85,12 +85,7 @@ def estimate_with_signs(experience: Experience, settings: Settings, longest: int
 
 
 def _credit(
-    experience: Experience,
-    shaped: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    settings: Settings,
-    *,
-    by_turn: bool,
+    experience: Experience, shaped: NDArray[np.float64], counts: NDArray[np.int64], settings: Settings, *, by_turn: bool
 ) -> NDArray[np.float64]:
     """Return the reward of each generated token: of its turn, its node, or the trajectory's at the last token."""
     if settings.turns_alone:
@@ -208,11 +203,7 @@ def _credit_turns(
 
 
 def gae(
-    rewards: NDArray[np.float64],
-    values: NDArray[np.float64],
-    lengths: NDArray[np.int64],
-    discount: float,
-    decay: float,
+    rewards: NDArray[np.float64], values: NDArray[np.float64], lengths: NDArray[np.int64], discount: float, decay: float
 ) -> NDArray[np.float64]:
     """Return generalised advantages of concatenated episodes, `[steps]`; `lengths` `[episodes]` are positive.
 

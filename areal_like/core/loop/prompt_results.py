@@ -142,11 +142,7 @@ class PromptResults:
 
 
 def describe_place(
-    collector: Groups,
-    results: PromptResults | None,
-    trajectories: Sequence[Trajectory],
-    done: int,
-    in_row: int,
+    collector: Groups, results: PromptResults | None, trajectories: Sequence[Trajectory], done: int, in_row: int
 ) -> tuple[Step, RunState]:
     """Return the completed step, and the state of the run after it, before groups of the new version start.
 

@@ -9,8 +9,7 @@ from areal_like.core.config.ignored import Ignored, ignored_if
 from areal_like.core.config.section import Section
 
 _TAKING_TURNS = Ignored(
-    "trainer and servers are time-shared (`rollout.sharing: alternate`)",
-    lambda place: place.run.rollout.alternates,
+    "trainer and servers are time-shared (`rollout.sharing: alternate`)", lambda place: place.run.rollout.alternates
 )
 
 
