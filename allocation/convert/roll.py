@@ -1,21 +1,85 @@
 """ROLL: YAML with one section per role, its `strategy_args` and its `device_mapping`.
 
-ROLL's configuration guide defines the keys. ROLL evaluates a device mapping as Python; this module parses it
-(`devices.py`). Roles with overlapping mappings share GPUs.
+ROLL's configuration guide defines the keys. ROLL evaluates a device mapping as Python; here a grammar of its own parses
+it. Roles with overlapping mappings share GPUs.
+
+mapping = term { "+" term } ; term = "[" ints "]" | ["list" "("] "range" "(" ints ")" [")"]
 """
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from allocation.compiler import Context, judge
-from allocation.convert import devices
 from allocation.convert.drafts import Draft, engines, fill_data_parallel, join
 from allocation.convert.megatron import MEGATRON, megatron_config
-from allocation.convert.settings import Reading, Setting, dump
+from allocation.convert.settings import Reading, Setting, dump, number
 from allocation.convert.system import System
 from allocation.diagnostics import Finding
 from allocation.gpus import meet, merge, n_gpus
 from allocation.plan import EnginePlan, ParallelSizes, Plan
+
+MOST_GPUS = 1 << 17
+_TERM = re.compile(r"\[([\d,\s]*)\]|(list\s*\(\s*)?range\s*\(([\d,\s]*)\)\s*(\))?")
+
+
+def read_devices(text: str) -> tuple[range, ...]:
+    """Return the ids in order, as ranges. Raises `ValueError` with the reason."""
+    text = text.strip()
+    ids: list[range] = []
+    position = 0
+    while True:
+        term = _TERM.match(text, position)
+        if not term or bool(term[2]) != bool(term[4]):
+            raise ValueError(
+                f"unsupported expression `{text[position : position + 20]}`" if text else "the mapping is empty"
+            )
+        ids += _single_ranges(_gpu_numbers(term[1])) if term[1] is not None else [_read_range(term[3])]
+        if n_gpus(ids) > MOST_GPUS:
+            raise ValueError(f"the mapping has more than {MOST_GPUS} ids")
+        rest = text[term.end() :].lstrip()
+        if not rest:
+            break
+        if rest[0] != "+":
+            raise ValueError(f"unsupported expression `{rest[:20]}`")
+        position = len(text) - len(rest[1:].lstrip())
+    runs = merge(run for part in ids for run in ([part] if part.step == 1 else _single_ranges(part)))
+    if not runs:
+        raise ValueError("the mapping is empty")
+    ends = sorted((run.start, run.stop) for run in runs)
+    for (_, stop), (start, _) in pairwise(ends):
+        if start < stop:
+            raise ValueError(f"GPU {start} appears twice")
+    return runs
+
+
+def show_devices(gpus: Sequence[range]) -> str:
+    """Return the ids as ROLL writes them."""
+    return " + ".join(f"list(range({ids.start},{ids.stop}))" for ids in gpus)
+
+
+def _gpu_numbers(text: str) -> list[int]:
+    values = [number(part.strip()) for part in text.split(",")] if text.strip() else []
+    if None in values:
+        raise ValueError("an id is a number from 0, and commas stand between them")
+    return [value for value in values if value is not None]
+
+
+def _single_ranges(ids: Iterable[int]) -> list[range]:
+    return [range(gpu, gpu + 1) for gpu in ids]
+
+
+def _read_range(text: str) -> range:
+    bounds = _gpu_numbers(text)
+    if not 1 <= len(bounds) <= 3 or (len(bounds) == 3 and bounds[2] == 0):
+        raise ValueError(f"`range({text})` needs one to three numbers, the third at least 1")
+    ids = range(*bounds)
+    if ids.stop - ids.start > MOST_GPUS * ids.step:
+        raise ValueError(f"the mapping has more than {MOST_GPUS} ids")
+    return ids
+
 
 ROLES = {"rollout": "actor_infer", "actor": "actor_train", "critic": "critic", "ref": "reference"}
 _STRATEGIES = {
@@ -47,7 +111,7 @@ def _engine(reading: Reading, role: str, section: str, mapping: Setting) -> list
     strategy_key = f"{section}.strategy_args.strategy_name"
     strategy = reading.find(strategy_key)
     try:
-        gpus = devices.parse(mapping.value)
+        gpus = read_devices(mapping.value)
     except ValueError as error:
         if "$" in mapping.value:
             reading.report(size=mapping)
@@ -122,7 +186,7 @@ def _section(engine: EnginePlan) -> dict[str, Any]:
     return {
         "strategy_args": {"strategy_name": name, "strategy_config": config},
         **worker,
-        "device_mapping": devices.show(merge(engine.gpus)),
+        "device_mapping": show_devices(merge(engine.gpus)),
     }
 
 

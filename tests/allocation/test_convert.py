@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import allocation
-from allocation.convert import SYSTEMS, devices, read, write
+from allocation.convert import SYSTEMS, read, write
+from allocation.convert.roll import read_devices, show_devices
 
 VERL_30B = """
 python3 -m verl.trainer.main_ppo model_engine=megatron \\
@@ -456,9 +457,9 @@ def test_unknown_system():
     ],
 )
 def test_device_mapping(text, ids):
-    gpus = devices.parse(text)
+    gpus = read_devices(text)
     assert [gpu for run in gpus for gpu in run] == ids
-    assert devices.parse(devices.show(gpus)) == gpus
+    assert read_devices(show_devices(gpus)) == gpus
 
 
 @pytest.mark.parametrize(
@@ -471,7 +472,7 @@ def test_device_mapping(text, ids):
 )  # fmt: skip
 def test_device_mapping_is_not_evaluated(text):
     with pytest.raises(ValueError, match=r"\w"):
-        devices.parse(text)
+        read_devices(text)
     quoted = text.replace("'", "''")
     got, findings = read("roll", f"actor_train: {{strategy_args: {{strategy_name: vllm}}, device_mapping: '{quoted}'}}")
     assert got == "" and codes(findings) in ({"CONVERT-DEVICES"}, {"CONVERT-NOTHING"})

@@ -13,7 +13,7 @@ from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 
 from areal_like.backends import http
-from areal_like.capabilities.agents.group import Rollout
+from areal_like.capabilities.agents.playing import Rollout
 from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.rollout import pool, router

@@ -14,9 +14,9 @@ import pytest
 from limits import HUNG_S
 from scripted import END, says, session
 
-from areal_like.capabilities.agents.client import Clients
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.playing import Clients
 from areal_like.core.rollout.pool import Sampling
 from areal_like.core.types import Prompt, Reward
 

@@ -15,8 +15,8 @@ from fake_server import Body, FakeServer, event, open_pool, output
 from scripted import says, tokenizer
 from test_sessions import ask
 
-from areal_like.capabilities.agents.client import Clients
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.playing import Clients
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.capabilities.router_replay.columns import ROUTES, RouteShape, known_routes
 from areal_like.core.columns import Ragged

@@ -13,9 +13,9 @@ import openai
 import pytest
 from scripted import END, TEMPLATES, Model, says, session, tokenizer
 
-from areal_like.capabilities.agents.client import Clients
 from areal_like.capabilities.agents.conversation import Continuity, TemplateContext
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.playing import Clients
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.capabilities.agents.turn import Turn
 from areal_like.core.rollout.pool import Response, Sampling
