@@ -36,7 +36,6 @@ from areal_like.backends.megatron.forward import Head, forward_backward  # noqa:
 from areal_like.backends.megatron.images import enable_inputs, freeze_tower  # noqa: E402
 from areal_like.backends.megatron.lora import LoRABridge  # noqa: E402
 from areal_like.backends.megatron.padding import ignore_padding  # noqa: E402
-from areal_like.backends.megatron.statistics import means  # noqa: E402
 from areal_like.core.trainer.logprobs import log_probs_and_entropy_of_hidden  # noqa: E402
 
 
@@ -233,7 +232,7 @@ class MegatronEngine(BaseEngine):
         return parallel.sum_over_context(tensor)
 
     def _means(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        return means(parts, self.device)
+        return parallel.means(parts, self.device)
 
     def _update(self) -> float:
         return optimizer.step_if_finite(self._optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +12,10 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_logging import destroy_moe_metrics_tracker
+from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
+from areal_like.backends.training.means import global_means
 from areal_like.backends.training.process import join
 from areal_like.core.trainer.engine import Rendezvous
 
@@ -85,3 +87,13 @@ def sum_over_context(tensor: torch.Tensor) -> torch.Tensor:
     """Return the sum over the ranks that share each sequence, differentiable; all of them must call it."""
     group = parallel_state.get_context_parallel_group()
     return all_reduce(tensor, group=group) if group.size() > 1 else tensor
+
+
+def means(parts: Sequence[Mapping[str, Tensor]], device: torch.device) -> dict[str, float]:
+    """Return the means over all trained tokens of a step on every rank; `parts` is [] except on the last stage."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    result = [global_means(parts, device, group) if parts else {}]
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        last = parallel_state.get_pipeline_model_parallel_last_rank()
+        dist.broadcast_object_list(result, src=last, group=parallel_state.get_pipeline_model_parallel_group())
+    return result[0]

@@ -1,51 +1,29 @@
 """The workflows of a run's configuration."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 from areal_like.capabilities.agents.branching import built_in
-from areal_like.capabilities.agents.conversation import parsed_arguments
 from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
 from areal_like.capabilities.agents.episodes import EpisodeContext, UserWorkflow
 from areal_like.capabilities.agents.forms import level_of
 from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.capabilities.agents.outcomes import Outcomes
 from areal_like.capabilities.agents.parameters import pack_recipes
-from areal_like.capabilities.agents.session import Limits, ParseTools, Refused
+from areal_like.capabilities.agents.session import Limits
 from areal_like.capabilities.agents.settings import branch_of, episode_of
+from areal_like.capabilities.agents.tool_parser import parser_of
 from areal_like.capabilities.agents.user_processes import user_processes
 from areal_like.capabilities.agents.workers.processes import UserProcesses
 from areal_like.core.config.schema import EvaluationConfig, RunConfig
-from areal_like.core.errors import ServerError
 from areal_like.core.rollout.backends import backend_of
-from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.types import Score, Workflow
 from areal_like.core.user_code import Portable, load_object
 from areal_like.data.tokenizer import Tokenizer
-
-PARSING_TIMEOUT_S = 60.0
-MOST_PARSERS = 2  # servers tried for parsing a text
-
-
-def parser_of(pool: ServerPool, name: str) -> ParseTools:
-    """Return SGLang's parser of a model family's tool calls; it runs in a server, because it imports torch."""
-
-    async def parse(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[tuple[str, Any]]]:
-        for server in pool.servers[:MOST_PARSERS]:
-            try:
-                remaining, found = await server.parse_tools(text, tools, name, PARSING_TIMEOUT_S)
-            except Unavailable:  # the server is down, or its parser fails on this text
-                continue
-            except ServerError as error:
-                raise Refused(f"tools: the server cannot parse tool calls: {error}", "tools") from error
-            return remaining, [(called, parsed_arguments(parameters)) for called, parameters in found]
-        return text, []
-
-    return parse
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
