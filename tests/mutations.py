@@ -1,9 +1,10 @@
-"""Wrong computations, to see which tests notice: `MUTATION=logprobs|loss|gradient|layout python -m pytest …`.
+"""Wrong computations, to see which tests notice: `MUTATION=logprobs|loss|gradient|layout|engine python -m pytest …`.
 
 Each makes one quantity wrong by 1e-4 in every engine and in every process of the tests: the log-probs of the forward
 pass, the loss, or the gradient of the last hidden states and logits. `layout` makes the first wrong in engines of
-several ranks only, so that an engine of one rank is right. Without the variable nothing is changed. Importing this
-module makes the change, which must come before the import of the engines.
+several ranks only, so that an engine of one rank is right. `engine` makes log-probs, entropies and values wrong in each
+engine of a process by another multiple of 1e-4, so that no two engines agree. Without the variable nothing is changed.
+Importing this module makes the change, which must come before the import of the engines.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 VARIABLE, ERROR = "MUTATION", 1e-4
-KINDS = ("logprobs", "loss", "gradient", "layout")
+KINDS = ("logprobs", "loss", "gradient", "layout", "engine")
 
 
 def mutate() -> None:
@@ -40,6 +41,23 @@ def mutate() -> None:
         from areal_like.backends.training import base
 
         base.of_tokens = _first_wrong(base.of_tokens, lambda: True)  # type: ignore[attr-defined]
+    if kind == "engine":
+        _tell_engines_apart()
+
+
+def _tell_engines_apart() -> None:
+    from areal_like.backends.training import rank
+    from areal_like.core.trainer.device_batch import DeviceBatch
+
+    make_engine, of_tokens, engines = rank.make_engine, DeviceBatch.of_tokens, 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal engines
+        engines += 1
+        return make_engine(*args)
+
+    rank.make_engine = counted
+    DeviceBatch.of_tokens = lambda self, rows: of_tokens(self, rows) * (1 + ERROR * engines)  # type: ignore[method-assign]
 
 
 def _first_wrong(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:

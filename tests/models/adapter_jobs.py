@@ -11,16 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tolerance import THOUSAND
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.nn.utils.parametrize import register_parametrization
-from trainer_jobs import LossSpec, Setting, engine, exported, make_batch, sft
+from trainer_jobs import THOUSANDFOLD, LossSpec, Setting, engine, exported, make_batch, sft
 
-from areal_like.core.config.schema import OptimizerConfig
 from areal_like.core.trainer.engine import Rendezvous
 
-# A step of this Adam subtracts g / (|g| + 1) for a gradient g, from which g follows
-INVERTIBLE = OptimizerConfig(lr=1.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0, gradient_clipping=1e9)
+# A step of this Adam subtracts 1000 times the gradient, and one at the learning rate `FIRST` a tenth of the gradient
+GRADIENTS = THOUSANDFOLD.model_copy(update={"beta1": 0.0, "beta2": 0.0})
+FIRST = THOUSANDFOLD.lr / THOUSAND / 10
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,15 @@ class Trained:
 
 
 def two_steps(
-    rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, lengths: tuple[int, ...]
+    rendezvous: Rendezvous,
+    listener: socket.socket | None,
+    setting: Setting,
+    lengths: tuple[int, ...],
+    rate: float | None = None,
 ) -> Trained:
-    """Adapters that train twice on a batch: both matrices have a gradient in the second step."""
+    """Adapters that train twice on a batch, first at `rate`: both matrices have a gradient in the second step."""
     with engine(rendezvous, listener, setting) as made, tempfile.TemporaryDirectory() as scratch:
-        made.train(make_batch(lengths=lengths), LossSpec(sft))
+        made.train(make_batch(lengths=lengths), LossSpec(sft), learning_rate=rate)
         made.save_adapters(Path(scratch, "before"))
         log_probs, weights = made.log_probs(make_batch(lengths=lengths), 1.0), exported(made)
         made.train(make_batch(lengths=lengths), LossSpec(sft))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapter_jobs import INVERTIBLE, Trained, log_probs_and_gradients, merge, two_steps
+from adapter_jobs import FIRST, GRADIENTS, Trained, log_probs_and_gradients, merge, two_steps
 from safetensors.torch import load_file, save_file
 from test_fsdp_families import alone
 from tiny_models import (
@@ -23,7 +23,7 @@ from tiny_models import (
     Variant,
     config_of,
 )
-from tolerance import SEQUENCE, assert_close, assert_gradient, close_to, rounding
+from tolerance import SEQUENCE, assert_close, assert_gradient, close_to, depth_of, rounding
 from trainer_jobs import Setting, resume, save_after_two_steps
 from transformers import AutoModelForCausalLM
 
@@ -61,7 +61,7 @@ def setting(path: Path, backend: str, sizes: ParallelSizes | None = None) -> Set
     lora = LoRA(rank=4, alpha=4 * SCALE, targets=tuple(adaptable_layers(load_model(str(path)))))
     bridge = FAMILIES[load_model(str(path)).family][1][-1:] or MBRIDGE
     made = Setting(path, sizes or ParallelSizes(), bridge=bridge[0], backend=backend)
-    return replace(made, lora=lora, optimizer=INVERTIBLE)
+    return replace(made, lora=lora, optimizer=GRADIENTS)
 
 
 def check(path: Path, of_ranks: list[Trained]) -> None:
@@ -75,7 +75,7 @@ def check(path: Path, of_ranks: list[Trained]) -> None:
     assert first.after.keys() == gradients.keys()
     for name, gradient in gradients.items():
         step = (first.before[name] - first.after[name]).numpy()
-        assert_gradient(step, gradient, is_update=True, err_msg=name)
+        assert_gradient(step, gradient, depth_of(path.name), is_update=True, err_msg=name)
     original = load_file(path / "model.safetensors")
     for name, a in first.before.items():
         if ".lora_A." in name:
@@ -89,7 +89,7 @@ def check(path: Path, of_ranks: list[Trained]) -> None:
 
 @pytest.mark.parametrize("name", [name if name in SOON else pytest.param(name, marks=LONG) for name in FSDP])
 def test_adapters_under_fsdp_train_as_merged_weights(ranks, tiny, name):
-    check(tiny(name), ranks.run(two_steps, 1, setting(tiny(name), "fsdp"), LENGTHS))
+    check(tiny(name), ranks.run(two_steps, 1, setting(tiny(name), "fsdp"), LENGTHS, FIRST))
 
 
 def with_experts(path: Path, d: int = 1, targets: tuple[str, ...] = (ALL_LINEAR,)) -> Setting:
@@ -102,7 +102,7 @@ def with_experts(path: Path, d: int = 1, targets: tuple[str, ...] = (ALL_LINEAR,
 )
 def test_adapters_of_experts_train_as_merged_weights(ranks, tiny, name):
     """Each expert has adapters of its own, under the names of a checkpoint's tensors; routers have none."""
-    of_ranks = ranks.run(two_steps, 1, with_experts(tiny(name)), LENGTHS)
+    of_ranks = ranks.run(two_steps, 1, with_experts(tiny(name)), LENGTHS, FIRST)
     check(tiny(name), of_ranks)
     adapted = {name.split(".lora_")[0] for name in of_ranks[0].before}
     assert adapted == {f"base_model.model.{layer}" for layer in matrices(tiny(name))}
@@ -110,14 +110,14 @@ def test_adapters_of_experts_train_as_merged_weights(ranks, tiny, name):
 
 @pytest.mark.parametrize("targets", [("up_proj",), ("down_proj", "q_proj")], ids=str)
 def test_experts_may_have_adapters_in_some_of_their_matrices(ranks, tiny, targets):
-    check(tiny("qwen3_moe"), ranks.run(two_steps, 1, with_experts(tiny("qwen3_moe"), targets=targets), LENGTHS))
+    check(tiny("qwen3_moe"), ranks.run(two_steps, 1, with_experts(tiny("qwen3_moe"), targets=targets), LENGTHS, FIRST))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3"])
 def test_adapters_of_experts_on_two_ranks_train_as_merged_weights(ranks, tiny, name):
     made = replace(with_experts(tiny(name), 2), fsdp={"gradient_checkpointing": True})
-    check(tiny(name), ranks.run(two_steps, 2, made, LENGTHS))
+    check(tiny(name), ranks.run(two_steps, 2, made, LENGTHS, FIRST))
 
 
 @pytest.mark.long
@@ -167,13 +167,13 @@ def matrices(path: Path) -> dict[str, torch.Size]:
 
 @pytest.mark.parametrize("name", [name if name in SOON else pytest.param(name, marks=LONG) for name in MEGATRON])
 def test_adapters_on_megatron_train_as_merged_weights(ranks, tiny, name):
-    check(tiny(name), ranks.run(two_steps, 1, setting(tiny(name), "megatron"), LENGTHS))
+    check(tiny(name), ranks.run(two_steps, 1, setting(tiny(name), "megatron"), LENGTHS, FIRST))
 
 
 @pytest.mark.parametrize(("name", "sizes"), LAYOUTS, ids=str)
 def test_adapters_in_megatron_layouts_train_as_merged_weights(ranks, tiny, name, sizes):
     world = sizes.dp * sizes.tp * sizes.pp * sizes.cp
-    check(tiny(name), ranks.run(two_steps, world, setting(tiny(name), "megatron", sizes), LENGTHS))
+    check(tiny(name), ranks.run(two_steps, world, setting(tiny(name), "megatron", sizes), LENGTHS, FIRST))
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", pytest.param("deepseek_v3", marks=LONG)])

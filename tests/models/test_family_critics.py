@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from test_fsdp_families import LENGTHS, alone
-from test_megatron_families import INVERTIBLE
 from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS, VARIANTS
-from tolerance import SEQUENCE, assert_close, assert_gradient
-from trainer_jobs import Setting, engine, exported, make_batch, squared
+from tolerance import SEQUENCE, assert_close, assert_gradient, depth_of
+from trainer_jobs import THOUSANDFOLD, Setting, engine, exported, make_batch, squared
 
 from areal_like.backends.fsdp.checkpoint_names import in_checkpoint
 from areal_like.backends.megatron.bridges.proven import FAMILIES
@@ -74,13 +73,13 @@ def assert_alike(ranks, path: Path, setting: Setting) -> None:
     assert_close(found, expected, depth=SEQUENCE)
     assert updates.keys() >= gradients.keys()
     for key, gradient in gradients.items():
-        assert_gradient(updates[key], gradient, is_update=True, err_msg=key)
+        assert_gradient(updates[key], gradient, depth_of(path.name), is_update=True, err_msg=key)
 
 
 @pytest.mark.parametrize(("name", "bridge"), MEGATRON)
 def test_values_and_gradients_on_megatron(ranks, tiny, name, bridge):
     path = tiny(name)
-    assert_alike(ranks, path, Setting(path, bridge=bridge, optimizer=INVERTIBLE, role="critic"))
+    assert_alike(ranks, path, Setting(path, bridge=bridge, optimizer=THOUSANDFOLD, role="critic"))
 
 
 @pytest.mark.parametrize(
@@ -92,4 +91,4 @@ def test_values_and_gradients_on_megatron(ranks, tiny, name, bridge):
 )
 def test_values_and_gradients_under_fsdp(ranks, tiny, name):
     path = tiny(name)
-    assert_alike(ranks, path, Setting(path, backend="fsdp", optimizer=INVERTIBLE, role="critic"))
+    assert_alike(ranks, path, Setting(path, backend="fsdp", optimizer=THOUSANDFOLD, role="critic"))

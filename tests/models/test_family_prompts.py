@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tiny_models import FSDP_DENSE, FSDP_EXPERTS, FSDP_OTHERS
-from tolerance import BACKWARD, SEQUENCE, assert_close
-from trainer_jobs import Setting, make_groups, steps_with_groups
+from tolerance import SEQUENCE, assert_close, assert_gradient, close_to
+from trainer_jobs import Setting, make_groups, step_with_trees, weighted
 
-from areal_like.core.config.schema import OptimizerConfig
+from areal_like.core.types import LossSpec
 
 pytestmark = pytest.mark.covers("shared prompts")
 
@@ -32,17 +32,20 @@ LATER_UNDER_FSDP = [
 
 
 def train_alike(ranks, setting: Setting) -> None:
-    """Assert that log-probs and weights after two steps are those of a prompt for each response."""
-    setting = replace(setting, optimizer=OptimizerConfig(lr=1e-3, eps=1e-2))
-    whole, shared = (ranks.run(steps_with_groups, 1, replace(setting, share_prompts=it))[0] for it in (False, True))
-    trained = make_groups().fields["loss_mask"] > 0
+    """Assert that log-probs and the gradients of a step are those of a prompt for each response."""
+    batch, loss = make_groups(), LossSpec(weighted)
+    whole, shared = (
+        ranks.run(step_with_trees, 1, replace(setting, share_prompts=it), batch, loss)[0] for it in (False, True)
+    )
+    trained = batch.fields["loss_mask"] > 0
     by_place = [np.full(len(trained), np.nan), np.full(len(trained), np.nan)]
     for values, outcome in zip(by_place, (whole, shared), strict=True):
         values[outcome.log_probs[0]] = outcome.log_probs[1]
     assert_close(by_place[1], by_place[0], depth=SEQUENCE)
     assert np.isfinite(by_place[0][trained]).all()
-    for key, weight in whole.weights.items():
-        assert_close(shared.weights[key], weight, depth=BACKWARD, err_msg=key)
+    assert shared.steps == [close_to(step) for step in whole.steps]
+    for key, gradient in whole.weights.items():
+        assert_gradient(shared.weights[key], gradient, err_msg=key)
 
 
 @pytest.mark.parametrize(("name", "bridge"), MEGATRON)

@@ -23,7 +23,7 @@ from tiny_models import (
     hugging_face_log_probs,
     write_tiny,
 )
-from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
+from tolerance import SEQUENCE, assert_close, assert_gradient, depth_of
 from trainer_jobs import Setting, fsdp_gradients, log_probs_and_weights, make_batch, moved_reference
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -137,7 +137,7 @@ def test_gradients_are_autograds_of_each_sequence_alone(ranks, tiny, name):
     found, expected = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
-        assert_gradient(found[key], gradient, STATES if "qwen3_5" in name else BACKWARD, err_msg=key)
+        assert_gradient(found[key], gradient, depth_of(name), err_msg=key)
 
 
 SHORT = ("llama-mlp-bias", "phi3")
@@ -184,7 +184,7 @@ def test_a_counted_family_is_computed_counted_and_exported_as_transformers_has_i
     gradients, wanted = ranks.run(fsdp_gradients, 2, fsdp(tiny(name), 2), LENGTHS)[0], expected_gradients(tiny(name))
     assert gradients.keys() == wanted.keys()
     for key, gradient in wanted.items():
-        assert_gradient(gradients[key], gradient, err_msg=key)
+        assert_gradient(gradients[key], gradient, depth_of(name), err_msg=key)
     counted = count(json.loads((tiny(name) / "config.json").read_text()))
     assert not counted.problem
     assert counted.tensors == {key: tuple(tensor.shape) for key, tensor in original.items()}

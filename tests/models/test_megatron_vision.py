@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import load_alone, log_probs_alone, save_vlm, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
+from tolerance import BACKWARD, SEQUENCE, assert_close, assert_gradient, depth_of
 from trainer_jobs import Setting
 from vision_jobs import follow, load_and_go_on, save_and_go_on, step, values
 
@@ -58,8 +58,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(tiny_vlm, one, fam
     gradients = {key: part for name, grad in own for key, part in in_checkpoint(model, name, grad).items()}
     assert seen.gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        depth = STATES if "qwen3_5" in family else BACKWARD
-        assert_gradient(seen.gradients[name], gradient, depth, err_msg=name)
+        assert_gradient(seen.gradients[name], gradient, depth_of(family), err_msg=name)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_vlms import IMAGE, load_alone, log_probs_alone, vlm_batch, with_deepstack, write_vlm
-from tolerance import BACKWARD, SEQUENCE, STATES, assert_close, assert_gradient
+from tolerance import SEQUENCE, assert_close, assert_gradient, depth_of
 from trainer_jobs import Setting
 from transformers import AutoConfig
 from vision_jobs import log_probs, look, values
@@ -53,8 +53,7 @@ def test_log_probs_gradients_and_weights_are_transformers_own(ranks, tiny_vlm, f
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
     assert seen.gradients.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        depth = STATES if "qwen3_5" in family else BACKWARD
-        assert_gradient(seen.gradients[name], gradient, depth, err_msg=name)
+        assert_gradient(seen.gradients[name], gradient, depth_of(family), err_msg=name)
     original = {key: t for file in tiny_vlm(family).glob("*.safetensors") for key, t in load_file(file).items()}
     assert seen.weights.keys() == original.keys()
     for key, tensor in original.items():

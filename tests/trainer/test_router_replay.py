@@ -9,18 +9,15 @@ import pytest
 import torch
 from replay_jobs import Replayed, reference_log_probs, replayed_step, with_routes
 from told_experts import ToldModel
-from tolerance import BACKWARD, assert_close, rounding
-from trainer_jobs import Setting, make_batch, make_groups
+from tolerance import THOUSAND, assert_close, assert_gradient, rounding
+from trainer_jobs import THOUSANDFOLD, Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
 from areal_like.capabilities.router_replay.columns import ROUTES
-from areal_like.core.config.schema import OptimizerConfig
 from areal_like.core.types import Batch
 
 pytestmark = pytest.mark.covers("router replay")
 
-# Adam's first step is lr * g / (|g| + eps): the gradient, if eps is large and lr is the same
-GRADIENTS = OptimizerConfig(lr=1e6, eps=1e6, gradient_clipping=1e9, weight_decay=0.0, warmup_steps_proportion=0.0)
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 EXPERTS_ANEW = {"recompute_granularity": "selective", "recompute_modules": ["moe"]}
 
@@ -94,7 +91,7 @@ def told(path: Any, batch: Batch) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def test_a_layout_replays_routes_as_an_unpacked_model_that_is_told_them(ranks, models, unpacked, sizes, options):
     groups = bool(options.get("share_prompts"))
     batch = make_groups() if groups else make_batch()
-    setting = Setting(models["moe"], sizes, optimizer=GRADIENTS, **options)
+    setting = Setting(models["moe"], sizes, optimizer=THOUSANDFOLD, **options)
     outcomes: list[Replayed] = ranks.run(replayed_step, ranks_of(sizes), setting, groups)
     expected, gradients = unpacked(groups)
     without, replayed, own = (
@@ -109,8 +106,8 @@ def test_a_layout_replays_routes_as_an_unpacked_model_that_is_told_them(ranks, m
     assert sorted(names) == sorted(gradients)
     for name in names:
         moved = outcomes[0].before[name] - outcomes[0].after[name]
-        assert_close(moved, gradients[name], depth=BACKWARD, err_msg=name)
-        assert np.abs(moved).max() > 1e-3
+        assert_gradient(moved, gradients[name], is_update=True, err_msg=name)
+        assert np.abs(moved).max() > 1e-3 * THOUSAND
 
 
 def test_a_reference_chooses_its_own_experts(ranks, models):

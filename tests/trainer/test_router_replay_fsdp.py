@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replay_jobs import Replayed, reference_log_probs, replayed_step, with_routes
-from test_router_replay import GRADIENTS, assembled, told
-from tolerance import BACKWARD, assert_close, rounding
-from trainer_jobs import Setting, make_batch, make_groups
+from test_router_replay import assembled, told
+from tolerance import THOUSAND, assert_close, assert_gradient, rounding
+from trainer_jobs import THOUSANDFOLD, Setting, make_batch, make_groups
 
 from allocation import ParallelSizes
 
@@ -34,7 +34,7 @@ def check(ranks, path: Path, sizes: ParallelSizes, options: dict) -> None:
     batch, ranks_needed = make_groups() if groups else make_batch(), sizes.dp * sizes.cp
     layers = 1 if "mlp-only" in path.name else 2
     expected, gradients = told(path, with_routes(batch, layers=layers))
-    setting = Setting(path, sizes, backend="fsdp", optimizer=GRADIENTS, **options)
+    setting = Setting(path, sizes, backend="fsdp", optimizer=THOUSANDFOLD, **options)
     outcomes: list[Replayed] = ranks.run(replayed_step, ranks_needed, setting, groups, layers)
     without, replayed, own = (
         assembled([getattr(each, name) for each in outcomes], batch) for name in ("without", "replayed", "own")
@@ -49,8 +49,8 @@ def check(ranks, path: Path, sizes: ParallelSizes, options: dict) -> None:
     ]
     assert len(moved) == len(gradients) == layers
     for found, gradient in zip(moved, gradients.values(), strict=True):
-        assert_close(found, gradient, depth=BACKWARD)
-        assert np.abs(found).max() > 1e-3
+        assert_gradient(found, gradient, is_update=True)
+        assert np.abs(found).max() > 1e-3 * THOUSAND
 
 
 @pytest.mark.parametrize(("name", "sizes", "options"), CASES, ids=lambda x: str(x).removeprefix("ParallelSizes"))
