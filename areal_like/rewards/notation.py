@@ -25,6 +25,8 @@ _PATTERNS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"\\(?:left|right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\.?", ""),
     (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
     (r"\b0x([0-9a-fA-F]+)\b", r"\1_{16}"),
+    (r"\(\s*(\d[0-9A-F]*)\s*\)(?=\s*_)", r"\1"),  # of a base
+    (r"\\equiv\s*(-?\d+)(\s*\(?\s*\\?[pb]?mod\s*\{?\s*)([1-9]\d*)", lambda match: rf"\equiv {int(match[1]) % int(match[3])}{match[2]}{match[3]}"),
     (r"(\\frac|\\sqrt(?:\[\w+\])?)\s*(\\(?:pi|alpha|beta|gamma|delta|theta|phi|lambda|mu|omega))(?![a-zA-Z])", r"\1{\2}"),
     (r"(\\frac\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\w))\s*(\\(?:pi|alpha|beta|gamma|delta|theta|phi|lambda|mu|omega))(?![a-zA-Z])", r"\1{\2}"),
     (r"(?<=\d)\s*(?:\\text\s*\{\s*--\s*\}|--)\s*(?=\d)", "-"),
