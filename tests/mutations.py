@@ -3,8 +3,8 @@
 Each makes one quantity wrong by 1e-4 in every engine and in every process of the tests: the log-probs of the forward
 pass, the loss, or the gradient of the last hidden states and logits. `layout` makes the first wrong in engines of
 several ranks only, so that an engine of one rank is right. `engine` makes log-probs, entropies and values wrong in each
-engine of a process by another multiple of 1e-4, so that no two engines agree. Without the variable nothing is changed.
-Importing this module makes the change, which must come before the import of the engines.
+engine of a process, and in each rank, by another multiple of 1e-4, so that no two engines agree. Without the variable
+nothing is changed. Importing this module makes the change, which must come before the import of the engines.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ def mutate() -> None:
 def _tell_engines_apart() -> None:
     from areal_like.backends.training import rank
     from areal_like.core.trainer.device_batch import DeviceBatch
+    from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine
 
-    make_engine, of_tokens, engines = rank.make_engine, DeviceBatch.of_tokens, 0
+    make_engine, of_tokens, errors = rank.make_engine, DeviceBatch.of_tokens, 0
 
-    def counted(*args: Any) -> Any:
-        nonlocal engines
-        engines += 1
-        return make_engine(*args)
+    def counted(spec: EngineSpec, rendezvous: Rendezvous) -> TrainEngine:
+        nonlocal errors
+        errors = 4 * (errors // 4 + 1) + rendezvous.rank % 4
+        return make_engine(spec, rendezvous)
 
     rank.make_engine = counted
-    DeviceBatch.of_tokens = lambda self, rows: of_tokens(self, rows) * (1 + ERROR * engines)  # type: ignore[method-assign]
+    DeviceBatch.of_tokens = lambda self, rows: of_tokens(self, rows) * (1 + ERROR * errors)  # type: ignore[method-assign]
 
 
 def _first_wrong(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:

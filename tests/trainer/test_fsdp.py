@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layouts import alike, assembled, log_probs_of, same_training
+from test_layouts import alike, assembled, log_probs_of, same_gradients, same_training
 from test_trainer_roles import gathered
 from tolerance import assert_close, close_to
 from trainer_jobs import (
@@ -64,7 +64,9 @@ SPLIT = [
 @pytest.mark.parametrize(("model", "d", "c", "t", "settings"), SPLIT)
 def test_ranks_that_split_matrices_train_as_one_megatron_rank_does(ranks, models, model, d, c, t, settings):
     (expected,) = ranks.once(three_steps, 1, Setting(models[model]))
-    alike(ranks.run(three_steps, d * c * t, fsdp(models[model], d, c, t, fsdp=settings)), expected)
+    setting = fsdp(models[model], d, c, t, fsdp=settings)
+    alike(ranks.run(three_steps, d * c * t, setting), expected)
+    same_gradients(ranks, setting)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,9 @@ def test_ranks_that_split_matrices_train_as_one_megatron_rank_does(ranks, models
 )
 def test_it_trains_as_one_megatron_rank_does(ranks, models, model, d, c, settings):
     (expected,) = ranks.once(three_steps, 1, Setting(models[model]))
-    alike(ranks.run(three_steps, d * c, fsdp(models[model], d, c, fsdp=settings)), expected)
+    setting = fsdp(models[model], d, c, fsdp=settings)
+    alike(ranks.run(three_steps, d * c, setting), expected)
+    same_gradients(ranks, setting)
 
 
 def test_a_word_that_pads_elsewhere_is_trained_like_any_other(ranks, models, tmp_path):

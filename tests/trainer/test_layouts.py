@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tolerance import BACKWARD, assert_close, close_to
-from trainer_jobs import TEMPERATURE, Outcome, Setting, Valued, make_batch, three_steps
+from tolerance import BACKWARD, assert_close, assert_gradient, close_to
+from trainer_jobs import TEMPERATURE, Outcome, Setting, Valued, make_batch, step_with_trees, three_steps, weighted
 from transformers import AutoModelForCausalLM
 
 from allocation import ParallelSizes
+from areal_like.core.types import LossSpec
 
 pytestmark = pytest.mark.covers("TP", "PP", "VPP", "CP", "EP", "ETP", "folded attention and expert grids")
 
@@ -91,13 +92,24 @@ def one_rank(ranks, models):
 )
 def test_layout_trains_as_one_rank_does(ranks, models, one_rank, model, sizes, bridge):
     (reference,) = one_rank(model)
-    outcomes = ranks.run(three_steps, world(sizes), Setting(models[model], sizes, bridge=bridge))
-    alike(outcomes, reference)
+    setting = Setting(models[model], sizes, bridge=bridge)
+    alike(ranks.run(three_steps, world(sizes), setting), reference)
+    same_gradients(ranks, setting)
 
 
 def alike(outcomes: list[Outcome], expected: Outcome) -> None:
     assert_close(assembled(outcomes), assembled([expected]))
     same_training(outcomes, expected)
+
+
+def same_gradients(ranks, setting: Setting) -> None:
+    """Compare each weight's gradient with one rank's: 1e-4 of it moves the weight by less than rounding does."""
+    step = make_batch(), LossSpec(weighted)
+    (expected,) = ranks.once(step_with_trees, 1, Setting(setting.model), *step)
+    found = ranks.run(step_with_trees, world(setting.sizes), setting, *step)[0].weights
+    assert found.keys() == expected.weights.keys()
+    for name, gradient in expected.weights.items():
+        assert_gradient(found[name], gradient, err_msg=name)
 
 
 def same_training(outcomes: list, expected: Outcome | Valued) -> None:

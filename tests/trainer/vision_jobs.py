@@ -71,24 +71,22 @@ def train_on_images(
 
 def save_and_go_on(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, folder: Path
-) -> dict[str, np.ndarray]:
-    """Return the weights after two steps, the first of which is saved."""
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the second of two steps, the first of which is saved, and the weights after it."""
     with engine(rendezvous, listener, setting) as made:
         made.train(batch, LossSpec(sft))
         made.save(folder)
         made.finish_save()
-        made.train(batch, LossSpec(sft))
-        return exported(made)
+        return made.train(batch, LossSpec(sft)), exported(made)
 
 
 def load_and_go_on(
     rendezvous: Rendezvous, listener: socket.socket | None, setting: Setting, batch: Batch, folder: Path
-) -> dict[str, np.ndarray]:
-    """Return the weights after the step that follows the saved one."""
+) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Return the step that follows the saved one, and the weights after it."""
     with engine(rendezvous, listener, setting) as made:
         made.load(folder)
-        made.train(batch, LossSpec(sft))
-        return exported(made)
+        return made.train(batch, LossSpec(sft)), exported(made)
 
 
 def follow(
