@@ -42,10 +42,11 @@ def mutate() -> None:
 
         base.of_tokens = _first_wrong(base.of_tokens, lambda: True)  # type: ignore[attr-defined]
     if kind == "engine":
-        _tell_engines_apart()
+        tell_engines_apart()
 
 
-def _tell_engines_apart() -> None:
+def tell_engines_apart() -> None:
+    """Make the outputs of each engine wrong by another multiple of 1e-4."""
     from areal_like.backends.training import rank
     from areal_like.core.trainer.device_batch import DeviceBatch
     from areal_like.core.trainer.engine import EngineSpec, Rendezvous, TrainEngine

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import mutations
 import numpy as np
 import pytest
-from tolerance import BACKWARD, LAYERS, assert_close, close_to, rounding
+from tolerance import BACKWARD, LAYERS, THOUSAND, assert_close, assert_gradient, close_to, rounding
 
 TESTS, ROOT = str(Path(__file__).parents[1]), str(Path(__file__).parents[2])
 VALUES = np.array([-11.3, -5.0, np.nan, -0.2], np.float32)
@@ -76,6 +78,30 @@ def test_a_mutation_changes_what_it_names(kind: str, wrong: list[bool]) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}", "MUTATION": kind}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == wrong
+
+
+def test_no_two_engines_of_a_mutation_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from areal_like.backends.training import rank
+    from areal_like.core.trainer.device_batch import DeviceBatch
+
+    monkeypatch.setattr(rank, "make_engine", lambda spec, rendezvous: None)
+    monkeypatch.setattr(DeviceBatch, "of_tokens", DeviceBatch.of_tokens)
+    mutations.tell_engines_apart()
+    found = []
+    for number in (0, 0, 1, 1):
+        rank.make_engine(None, SimpleNamespace(rank=number))
+        found.append(DeviceBatch.of_tokens(SimpleNamespace(expand=None), 1.0))
+    assert np.diff(sorted([1.0, *found])).min() > 0.9e-4
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-2, 1.0, 30.0])
+@pytest.mark.parametrize("is_update", [False, True])
+def test_an_error_of_1e_4_of_a_gradient_is_seen(size: float, is_update: bool) -> None:
+    gradient = np.linspace(-size, size, 7, dtype=np.float32)
+    found = gradient * (THOUSAND if is_update else 1)
+    assert_gradient(found * (1 + 2e-6), gradient, is_update=is_update)
+    with pytest.raises(AssertionError):
+        assert_gradient(found * (1 + 1e-4), gradient, is_update=is_update)
 
 
 def test_a_depth_whose_rounding_would_hide_errors_is_refused() -> None:
