@@ -16,7 +16,7 @@ import pytest
 LAYERS = 4  # of the deepest tiny model
 BACKWARD = 3 * LAYERS  # of its gradients and updates: forward, backward, and the sums over tokens
 SEQUENCE = BACKWARD  # of models whose layers may carry a state along the sequence
-STATES = 3 * BACKWARD  # of gradients through states that are carried along a sequence
+STATES = 4 * BACKWARD  # of gradients through states that are carried along a sequence
 ROOM = 8  # epsilons for each layer; instruction sets were up to 4 apart
 LIMIT = 5e-5  # of the magnitude
 THOUSAND = 1000  # gradients in an update that is exact to the last bit of a weight

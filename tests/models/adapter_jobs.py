@@ -19,9 +19,9 @@ from trainer_jobs import THOUSANDFOLD, LossSpec, Setting, engine, exported, make
 
 from areal_like.core.trainer.engine import Rendezvous
 
-# A step of this Adam subtracts 1000 times the gradient, and one at the learning rate `FIRST` a tenth of the gradient
+# A step of this Adam subtracts 1000 times the gradient, and one at the learning rate `FIRST` a hundredth of it
 GRADIENTS = THOUSANDFOLD.model_copy(update={"beta1": 0.0, "beta2": 0.0})
-FIRST = THOUSANDFOLD.lr / THOUSAND / 10
+FIRST = THOUSANDFOLD.lr / THOUSAND / 100
 
 
 @dataclass(frozen=True)
