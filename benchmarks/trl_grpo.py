@@ -41,8 +41,7 @@ def rewards(completions: list[Any], answer: list[str], **_: object) -> list[floa
 
 
 def all_records(data: DatasetConfig) -> list[Mapping[str, Any]]:
-    records = read_records(data)
-    return [records[number] for number in range(len(records))]
+    return list(read_records(data).rows)
 
 
 def as_prompt(question: str, tokenizer: Any) -> Any:
