@@ -7,7 +7,7 @@ from pathlib import Path
 
 from areal_like.backends.ray.run import RunCluster, run_cluster
 from areal_like.backends.ray.shared_files import FileSharing, Need
-from areal_like.capability import open_workflows
+from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.job import Job
 from areal_like.metrics.console import View, complain
@@ -16,19 +16,9 @@ from areal_like.run.attempts import Run, train_on
 from areal_like.run.directory import RunDirectory, run_directory
 from areal_like.run.lost_nodes import trainer_devices
 from areal_like.run.model_files import model_directories, scored_models
-from areal_like.run.ready import Serving, Trainers
+from areal_like.run.ready import Trainers
 from areal_like.run.recording import make_record, recording
-from areal_like.run.scoring import make_scoring
-from areal_like.run.serving import (
-    make_file_source,
-    make_judge_elsewhere,
-    make_pool,
-    make_reward_model,
-    make_served_judge,
-    make_teacher,
-    watched_scorers,
-)
-from areal_like.run.start import make_supervisor, start_scorer
+from areal_like.run.serving import open_serving
 from areal_like.run.startup import start_all
 from areal_like.run.startup_report import startup_report
 from areal_like.runtime.watchdog import watch_loop
@@ -101,30 +91,14 @@ async def run(job: Job, view: View) -> None:
 async def _run_on(
     cluster: RunCluster, job: Job, models: Mapping[TrainerRole, Path], opened: RunDirectory, view: View
 ) -> None:
-    config, record = job.config, opened.record
-    logs = record.directory / "logs"
+    logs = opened.record.directory / "logs"
+
+    async def start(tasks: asyncio.TaskGroup) -> tuple[Trainers, WorkerGroup, list[str]]:
+        trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
+        return Trainers(trainers, reference), servers, urls
+
     async with (
         watch_loop(logs / "stacks.log"),
-        make_judge_elsewhere(job) as elsewhere,
-        open_workflows(job, view.say, logs) as make_workflows,
-        asyncio.TaskGroup() as tasks,
+        open_serving(cluster, job, models["actor"], view, logs, start) as (serving, trainers),
     ):
-        scorers = {
-            role: tasks.create_task(start_scorer(cluster, job, role, section))
-            for role, section in config.scorers.items()
-        }
-        trainers, reference, servers, urls = await start_all(cluster, job, models, opened, view, tasks)
-        async with (
-            make_pool(job, urls, cluster.token) as pool,
-            watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
-            make_reward_model(job, scoring, cluster.token) as model,
-            make_served_judge(job, scoring, cluster.token) as served,
-            make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
-            make_file_source(cluster, config) as source,
-            make_scoring(job, pool, view, logs / "rewards.log", make_workflows, model, elsewhere or served) as scored,
-        ):
-            supervisor = make_supervisor(cluster, job, models["actor"], servers, pool, view.say)
-            watching = tasks.create_task(supervisor.keep())
-            serving = Serving(pool, scored, teacher, source)
-            await train_on(Run(cluster, job, models, view, serving), Trainers(trainers, reference), opened)
-        watching.cancel()
+        await train_on(Run(cluster, job, models, view, serving), trainers, opened)

@@ -1,9 +1,11 @@
 """Builds a run's groups and its evaluation sets from the configuration: prompts, workflows and admission."""
 
 import asyncio
+from collections.abc import Mapping
 
 from areal_like.core.checkpoint.journal import RunState
-from areal_like.core.loop.evaluation import EvaluationSet
+from areal_like.core.config.schema import evaluation_name
+from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.prompt_results import PromptResults
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
@@ -68,8 +70,18 @@ def plain_stream(job: Job) -> PromptStream:
     return PromptStream(job.train_prompts, shuffle=data.shuffle, seed=job.config.seed, weights=data.weights)
 
 
-def evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, EvaluationSet]:
-    """Return the run's evaluation sets by name."""
+def make_evaluator(job: Job, workflows: Mapping[str, MakesWorkflows]) -> Evaluator:
+    """Return the evaluator of a run; several adapters have workflows by name, any other run has them by ""."""
+    sets = {
+        evaluation_name(own.adapter, name) if own.adapter else name: part
+        for own in job.adapters or [job]
+        for name, part in _evaluation_sets(own, workflows[own.adapter or ""]).items()
+    }
+    return Evaluator(job.config.evaluator, sets)
+
+
+def _evaluation_sets(job: Job, workflows: MakesWorkflows) -> dict[str, EvaluationSet]:
+    """Return the evaluation sets of a run, or of one of several adapters, by name."""
     sets = {}
     for name, data in job.config.evaluations.items():
         n_samples, most = data.n_samples or 1, data.max_new_tokens or job.config.gconfig.max_new_tokens

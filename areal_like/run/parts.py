@@ -4,7 +4,6 @@ import asyncio
 
 from areal_like.capability import make_stream
 from areal_like.core.checkpoint.journal import Journal, RunState
-from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.loop import Parts
 from areal_like.core.loop.policies import Policy
 from areal_like.core.loop.prompt_results import PromptResults, PromptValues, prompt_keys
@@ -14,7 +13,7 @@ from areal_like.core.weights import WeightSync
 from areal_like.job import Job
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.teacher import Teacher
-from areal_like.run.collecting import evaluation_sets, make_collector, plain_stream
+from areal_like.run.collecting import make_collector, make_evaluator, plain_stream
 
 
 def make_parts(
@@ -30,9 +29,9 @@ def make_parts(
 ) -> Parts:
     """Return the parts that every run has; prompts come from the stream of `results`, if there are any."""
     collector = make_collector(job, state, workflows, tasks, teacher, results)
-    evaluator = Evaluator(job.config.evaluator, evaluation_sets(job, workflows))
     policy = Policy("", job.config, job.algorithm, trainer, rewards, workflows.counts)
     statistics = [each.statistics for each in (teacher, results and results.stream) if each]
+    evaluator = make_evaluator(job, {"": workflows})
     return Parts({"": policy}, sync, collector, evaluator, statistics=statistics, results=results)
 
 

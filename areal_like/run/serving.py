@@ -1,9 +1,9 @@
-"""The servers as episodes see them: the policy's pool, reward model and teacher."""
+"""The servers as episodes see them: the policy's pool, reward model and teacher, and what uses them."""
 
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,17 +12,59 @@ from urllib.parse import quote
 from areal_like.backends.ray.interfaces import own_address, own_host
 from areal_like.backends.ray.ray_cluster import LOOPBACK
 from areal_like.backends.ray.run import RunCluster
+from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.backends.transports.deltas.file_server import FileServer
+from areal_like.capability import open_workflows
 from areal_like.core.config.schema import OWN_FILES, RunConfig
 from areal_like.core.rollout.backends import DEFAULT
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.transfer import FileSource
 from areal_like.data.dataset import hinted_tokens
 from areal_like.job import Job
+from areal_like.metrics.console import View
 from areal_like.rewards.chat_judge import ChatJudge, JudgeServer
 from areal_like.rewards.reward_model import RewardModel
 from areal_like.rewards.teacher import Teacher
-from areal_like.run.start import Scorer
+from areal_like.run.ready import Serving
+from areal_like.run.scoring import make_scoring
+from areal_like.run.start import Scorer, make_supervisor, start_scorer
+
+type StartServers[T] = Callable[[asyncio.TaskGroup], Awaitable[tuple[T, WorkerGroup, list[str]]]]
+
+
+@asynccontextmanager
+async def open_serving[T](
+    cluster: RunCluster, job: Job, model: Path, view: View, logs: Path, start: StartServers[T]
+) -> AsyncIterator[tuple[Serving, T]]:
+    """Yield the servers with their clients, and the first result of `start`, which starts the policy's servers.
+
+    Models that only score start beside it. Servers are watched, and restarted from `model`, until the block ends.
+    """
+    async with (
+        make_judge_elsewhere(job) as elsewhere,
+        open_workflows(job, view.say, logs) as make_workflows,
+        asyncio.TaskGroup() as tasks,
+    ):
+        scorers = {
+            role: tasks.create_task(start_scorer(cluster, job, role, section))
+            for role, section in job.config.scorers.items()
+        }
+        started, servers, urls = await start(tasks)
+        async with (
+            make_pool(job, urls, cluster.token) as pool,
+            watched_scorers({role: await task for role, task in scorers.items()}, tasks) as scoring,
+            make_reward_model(job, scoring, cluster.token) as reward_model,
+            make_served_judge(job, scoring, cluster.token) as served,
+            make_teacher(job, scoring, cluster.token, pool, view.say) as teacher,
+            make_file_source(cluster, job.config) as source,
+            make_scoring(
+                job, pool, view, logs / "rewards.log", make_workflows, reward_model, elsewhere or served
+            ) as scored,
+        ):
+            supervisor = make_supervisor(cluster, job, model, servers, pool, view.say)
+            watching = tasks.create_task(supervisor.keep())
+            yield Serving(pool, scored, teacher, source), started
+        watching.cancel()
 
 
 def make_pool(job: Job, urls: list[str], token: str) -> ServerPool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from areal_like.backends.ray.run import RunCluster
 from areal_like.capability import Started, make_hooks
+from areal_like.core.config.schema import TrainerRole
 from areal_like.core.gc_tuning import gc_tuned
-from areal_like.core.loop.loop import Parts, reinforce
+from areal_like.core.loop.loop import Parts, Sharing, reinforce
 from areal_like.core.loop.step import Models
 from areal_like.core.loop.stopping import Stop
 from areal_like.core.rollout.collector import token_ledger
-from areal_like.core.weights import publish
+from areal_like.core.trainer.remote import Trainer
+from areal_like.core.weights import WeightSync, publish
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.adapter_parts import make_adapter_parts
@@ -30,12 +34,8 @@ async def train(
     config = job.config
     pool, state, record, trainer = serving.pool, opened.state, opened.record, trainers.roles["actor"]
     adapters = {name: trainer.using(name) for name in config.adapters}
-    transport = weight_sync(cluster, job, trainer, pool, serving.source, adapters)
-    sharing, sync = share_gpus(config, transport, tuple(trainers.roles.values()), pool, record.phase)
     with record.doing("connecting trainer and servers"):
-        await sharing.to_trainer(None)
-        await sync.connect()
-        await publish(sync, state.version, config.weight_update.timeout_s)
+        sharing, sync = await connect(cluster, job, serving, trainers.roles, state.version, record.phase)
     started = Started(
         job=job,
         jobs={own.adapter or "": own for own in job.adapters or (job,)},
@@ -57,6 +57,28 @@ async def train(
         with stop.accept():
             async with gc_tuned():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
+
+
+async def connect(
+    cluster: RunCluster,
+    job: Job,
+    serving: Serving,
+    trainers: Mapping[TrainerRole, Trainer],
+    version: int,
+    phase: Callable[[str], AbstractContextManager[None]],
+) -> tuple[Sharing, WeightSync]:
+    """Send the trainer's weights to the servers as `version`; return what switches their GPUs, and the transport.
+
+    Time-shared GPUs are the trainer's afterwards.
+    """
+    config, trainer = job.config, trainers["actor"]
+    adapters = {name: trainer.using(name) for name in config.adapters}
+    transport = weight_sync(cluster, job, trainer, serving.pool, serving.source, adapters)
+    sharing, sync = share_gpus(config, transport, tuple(trainers.values()), serving.pool, phase)
+    await sharing.to_trainer(None)
+    await sync.connect()
+    await publish(sync, version, config.weight_update.timeout_s)
+    return sharing, sync
 
 
 async def _make_parts(
