@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK = 1 << 22  # elements that are widened to 64 bits at once
+_COLUMNS = 1 << 10  # of the table that `digest` adds up
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 
@@ -40,15 +41,21 @@ class Change:
 
 
 def digest(array: NDArray[Any]) -> Digest:
-    """Return the digest of an array."""
+    """Return the digest of an array.
+
+    Word i is in row r and column c of a table: sum of (i + 1) * x[i] = width * sum of r * row[r] + sum of (c + 1) *
+    column[c], so that only the sums of rows and columns are weighted.
+    """
     words = bits(array)
-    total = weighted = np.int64(0)
-    with np.errstate(over="ignore"):
-        for start in range(0, len(words), CHUNK):
-            part = words[start : start + CHUNK].astype(np.int64)
-            total += part.sum()
-            weighted += (part * np.arange(start + 1, start + 1 + len(part))).sum()
-    return Digest(int(total), int(weighted), len(words))
+    table = words[: len(words) // _COLUMNS * _COLUMNS].reshape(-1, _COLUMNS)
+    rest = words[table.size :].astype(np.uint64)
+    rows, columns = (table.sum(axis=axis, dtype=np.uint64) for axis in (1, 0))
+    weighted = (
+        _COLUMNS * int(rows @ np.arange(len(rows), dtype=np.uint64))
+        + int(columns @ np.arange(1, 1 + _COLUMNS, dtype=np.uint64))
+        + int(rest @ np.arange(table.size + 1, len(words) + 1, dtype=np.uint64))
+    )
+    return Digest(_wrap(int(rows.sum()) + int(rest.sum())), _wrap(weighted), len(words))
 
 
 def bits(array: NDArray[Any]) -> NDArray[Any]:
