@@ -97,9 +97,9 @@ COMMANDS = (  # claim, hardware, command
 )
 
 RECORDING_COMMAND = (
-    "Seconds of recorded steps beside unrecorded ones, in turns in one run",
+    "CPU seconds of recorded steps beside unrecorded ones, in turns in one run",
     "CPU",
-    "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 40",
+    "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 120",
 )
 
 TREE_SHAPES = {
@@ -527,9 +527,9 @@ growth is the slope of the second half. Processes with less than 5 MiB, such as 
 RECORDING = """
 ## Recording steps
 
-Seconds of recorded steps of the CPU example ÷ those of their unrecorded neighbours, in turns in one run
-(`python -m benchmarks.recording_cost`): [{ratio:.3f}](../benchmarks/results/recording_cost_cpu.json). Training waited for the recorder
-in {waits:.1%} of a recorded step.
+CPU seconds of the controller and the trainer's ranks in recorded steps of the CPU example ÷ those in their unrecorded neighbours, in turns
+in one run (`python -m benchmarks.recording_cost`): [{cpu_ratio:.3f}](../benchmarks/results/recording_cost_cpu.json) over {pairs} pairs (95 %
+interval {cpu_interval[0]:.3f} to {cpu_interval[1]:.3f}). Training waited for the recorder in {waits:.1%} of a recorded step.
 """
 PREDICTIONS = """
 ## Memory
