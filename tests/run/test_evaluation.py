@@ -16,7 +16,7 @@ from areal_like.core.config.schema import EvaluatorConfig
 from areal_like.core.loop.evaluation import EvaluationSet, Evaluator, pass_at
 from areal_like.core.types import FinishReason, Prompt, Trajectory
 from areal_like.preflight import preflight
-from areal_like.run.collecting import evaluation_sets
+from areal_like.run.collecting import make_evaluator
 
 
 def test_pass_at_k_is_the_share_of_k_draws_that_hold_one_that_passed():
@@ -117,7 +117,7 @@ def test_servers_are_asked_for_the_sampling_of_each_set(write):
         (body,) = server.bodies("/generate")
         return body
 
-    assert set(evaluation_sets(job, Workflows())) == {"valid_dataset", "hard"}
+    assert set(make_evaluator(job, {"": Workflows()}).sets) == {"valid_dataset", "hard"}
     for top_k in (7, 1):
         body = asyncio.run(run(replace(asked[top_k], max_new_tokens=1)))
         (params,) = body["sampling_params"]

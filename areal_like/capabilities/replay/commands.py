@@ -1,7 +1,8 @@
 """The commands `areal-like replay` and `areal-like diff`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -28,12 +29,16 @@ def replay(
     log_probs: Annotated[
         bool, typer.Option("--log-probs", help="Also compare every token's log-prob with the weights of its version.")
     ] = False,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Also start servers, and evaluate both trainings after the last step.")
+    ] = False,
 ) -> None:
     """Compute recorded training steps again, without servers, and compare them with the record.
 
     The run needs `recover.replay=true`. With settings of training, such as `actor.optimizer.lr=1e-5`, the recorded
-    trajectories are trained with these settings, and the report shows where the two runs part. Without a step, the
-    record and the checkpoints are searched for faults, and nothing is computed. Exit code 1: a difference or a fault.
+    trajectories are trained with these settings, and the report shows where the two runs part; with `--evaluate` also
+    the evaluation rewards of both. Without a step, the record and the checkpoints are searched for faults, and nothing
+    is computed. Exit code 1: a difference or a fault.
 
     \b
     Examples:
@@ -41,24 +46,42 @@ def replay(
       areal-like replay runs/gsm8k/first --step 812 actor.backend=megatron:d1
       areal-like replay runs/gsm8k/first --steps 800:820 actor.eps_clip=0.1
       areal-like replay runs/gsm8k/first --steps 800:820 --max-staleness 1
+      areal-like replay runs/gsm8k/first --steps 800:820 actor.eps_clip=0.1 --evaluate
       areal-like replay runs/gsm8k/first
     """
     from areal_like.capabilities.replay import verdicts
 
     first, last = _steps(step, steps)
     if first is None or last is None:
-        if overrides or max_staleness is not None or log_probs:
-            _refuse("Overrides, --max-staleness and --log-probs need steps. Name --step N or --steps N:M.")
+        if overrides or max_staleness is not None or log_probs or evaluate:
+            _refuse("Overrides, --max-staleness, --log-probs and --evaluate need steps. Name --step N or --steps N:M.")
         _show(lambda: verdicts.audit(run))
         return
 
-    def work() -> "ReplayVerdict":
-        asked = verdicts.ask(run, first, last, overrides or (), lambda text: typer.echo(text, err=True))
-        if asked.changes or max_staleness is not None:
-            return asyncio.run(verdicts.counterfactual(asked, max_staleness))
-        return asyncio.run(verdicts.verify(asked, log_probs=log_probs))
+    span, options = (first, last), {"log_probs": log_probs, "evaluates": evaluate}
+    _show(lambda: _compute(run, span, overrides or (), max_staleness, **options))
 
-    _show(work)
+
+def _compute(
+    run: Path,
+    steps: tuple[int, int],
+    overrides: Sequence[str],
+    max_staleness: int | None,
+    *,
+    log_probs: bool,
+    evaluates: bool,
+) -> "ReplayVerdict":
+    """Compute steps again, with other settings if there are any."""
+    from areal_like.capabilities.replay import verdicts
+
+    asked = verdicts.ask(run, *steps, overrides, partial(typer.echo, err=True), evaluates=evaluates)
+    if asked.changes or max_staleness is not None:
+        if log_probs:
+            _refuse("--log-probs compares with the record, not with other settings. Leave it out.")
+        return asyncio.run(verdicts.counterfactual(asked, max_staleness))
+    if evaluates:
+        _refuse("--evaluate compares two trainings. Override a setting of training, or pass --max-staleness K.")
+    return asyncio.run(verdicts.verify(asked, log_probs=log_probs))
 
 
 def diff(
@@ -116,6 +139,8 @@ def _show(work: "Callable[[], ReplayVerdict]") -> None:
         for row in verdict.rows:
             table.add_row(*row)
         Console(width=None if Console().is_terminal else 200, markup=False).print(table)
+    for line in verdict.lines:
+        typer.echo(line)
     if not verdict.good:
         raise typer.Exit(DIFFERENT)
 

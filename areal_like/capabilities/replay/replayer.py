@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from areal_like.backends.ray.run import run_cluster
+from areal_like.backends.ray.run import RunCluster, run_cluster
 from areal_like.capabilities.replay.checkpoint_files import check_checkpoint
 from areal_like.capabilities.replay.reader import RecordedRun
 from areal_like.capabilities.replay.recorder import describe_step, measure
@@ -94,9 +94,11 @@ def _complete(run: RecordedRun, place: ReplayStart, step: int) -> ReplayStart:
 
 @dataclass(eq=False)
 class Replay:
-    """Started trainers at a version of the run."""
+    """Started trainers at a version of the run; `model` is the actor's, for servers on the same `cluster`."""
 
+    cluster: RunCluster
     job: Job
+    model: Path
     policies: Mapping[str, Policy]
     models: Models
     trainers: Mapping[TrainerRole, Trainer]
@@ -151,9 +153,12 @@ def _baselines(recorded: StepFile, name: str) -> Callable[[Any], Floats]:
 
 
 @asynccontextmanager
-async def start_trainers(job: Job, run: RecordedRun, place: ReplayStart, scratch: Path) -> AsyncIterator[Replay]:
-    """Start the run's trainers at a place; their processes end with the block."""
-    plan = replace(job.plan, engines=tuple(engine for engine in job.plan.engines if engine.kind == "trainer"))
+async def start_trainers(
+    job: Job, run: RecordedRun, place: ReplayStart, scratch: Path, *, evaluates: bool = False
+) -> AsyncIterator[Replay]:
+    """Start the run's trainers at a place, with room for servers if it evaluates; all processes end with the block."""
+    used = [each for each in job.plan.engines if each.kind == "trainer" or (evaluates and each.role != "teacher")]
+    plan = replace(job.plan, engines=tuple(used))
     models = await model_directories(job.config, run.path)
     opened = cast(Any, SimpleNamespace(checkpoint=place.checkpoint, record=NoRecord()))
     async with run_cluster(
@@ -175,7 +180,7 @@ async def start_trainers(job: Job, run: RecordedRun, place: ReplayStart, scratch
             for part in (job.adapters or [job])
         }  # fmt: skip
         known = Models(reference, trainers.get("critic"))
-        yield Replay(job, policies, known, trainers, reference, place.version)
+        yield Replay(cluster, job, models["actor"], policies, known, trainers, reference, place.version)
 
 
 async def replay_to(replay: Replay, run: RecordedRun, last: int) -> AsyncIterator[tuple[StepFile, StepFile]]:

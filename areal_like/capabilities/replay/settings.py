@@ -26,6 +26,11 @@ _USED = (  # sections and keys that a replay reads
     *("actor", "critic", "ref", "adapters", "allocation_mode", "cluster", "scheduler", "device"),
     *("algorithm", "gconfig.temperature"),
 )
+_SERVED = (  # that an evaluation reads too
+    *(f"rollout.{key}" for key in ("backend", "dtype", "sharing", "startup_timeout_s", "request_timeout_s")),
+    *("sglang", "weight_update", "valid_dataset"),
+    *(f"evaluator.{key}" for key in ("datasets", "n_samples", "temperature", "top_p", "top_k", "max_new_tokens")),
+)
 _ELSEWHERE = ("recover.mode=off", "recover.replay=false", "stats_logger.console=false")
 
 
@@ -35,15 +40,17 @@ def may_change(override: str) -> bool:
     return any(is_below([key], allowed) for allowed in MAY_CHANGE)
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raise CheckpointError for an override that a replay would ignore: it has neither servers nor prompts."""
+def check_overrides(overrides: Sequence[str], *, evaluates: bool = False) -> None:
+    """Raise CheckpointError for an override that a replay would ignore: without evaluation it has no servers."""
+    used = (*_USED, *_SERVED) if evaluates else _USED
     for text in overrides:
         key = text.partition("=")[0]
-        if any(is_below([key], section) for section in _USED):
+        if any(is_below([key], section) for section in used):
             continue
+        needs = " without --evaluate" if any(is_below([key], section) for section in _SERVED) else ""
         raise CheckpointError(
-            f"{key} does not change a replay, which trains recorded trajectories without servers, prompts and rewards. "
-            f"Override keys of {', '.join(_USED)}"
+            f"{key} does not change a replay{needs}, which trains recorded trajectories without servers, prompts and "
+            f"rewards. Override keys of {', '.join(used)}"
         )
 
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from areal_like.capabilities.replay.audit import audit_run, audit_steps
 from areal_like.capabilities.replay.comparison import EXACT, Bounds, Quantity, compare, first_difference, rounding
+from areal_like.capabilities.replay.evaluation import PromptRewards, check_evaluation, describe_rewards, evaluate
 from areal_like.capabilities.replay.log_prob_check import LogProbCheck
 from areal_like.capabilities.replay.rank import name_weights
 from areal_like.capabilities.replay.reader import RecordedRun, open_run
@@ -42,18 +43,19 @@ SAVE_S = 1800.0
 
 @dataclass(frozen=True)
 class ReplayVerdict:
-    """The result of a command: one sentence, whether it is good, and a table below it."""
+    """The result of a command: one sentence, whether it is good, and a table and further lines below it."""
 
     text: str
     good: bool
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     warnings: Sequence[str] = ()
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """A request to replay the steps from `first` to `last`.
+    """A request to replay the steps from `first` to `last`, and to evaluate the last weights if `evaluates`.
 
     `layout` are overrides that leave a step's training unchanged, `changes` overrides that change it.
     """
@@ -64,16 +66,25 @@ class ReplayRequest:
     layout: Sequence[str]
     changes: Sequence[str]
     say: Callable[[str], None]
+    evaluates: bool = False
 
 
-def ask(path: Path, first: int, last: int, overrides: Sequence[str], say: Callable[[str], None]) -> ReplayRequest:
+def ask(
+    path: Path,
+    first: int,
+    last: int,
+    overrides: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    evaluates: bool = False,
+) -> ReplayRequest:
     """Return a request. Raises CheckpointError if the run does not have the steps."""
     run = open_run(path)
     for number in range(first, last + 1):
         run.describe(number)
-    check_overrides(overrides)
+    check_overrides(overrides, evaluates=evaluates)
     layout = [text for text in overrides if may_change(text)]
-    return ReplayRequest(run, first, last, layout, [text for text in overrides if text not in layout], say)
+    return ReplayRequest(run, first, last, layout, [text for text in overrides if text not in layout], say, evaluates)
 
 
 def audit(path: Path) -> ReplayVerdict:
@@ -185,16 +196,29 @@ async def counterfactual(asked: ReplayRequest, max_staleness: int | None) -> Rep
     with _scratch(run) as scratch:
         base = make_job(run, asked.layout, scratch, total)
         other = make_job(run, [*asked.layout, *changes], scratch, total)
+        if asked.evaluates:
+            check_evaluation(base)
         asked.say(f"training steps {asked.first} to {asked.last} as the run did, from {place}")
-        async with start_trainers(base, run, place, scratch) as replay:
+        async with start_trainers(base, run, place, scratch, evaluates=asked.evaluates) as replay:
             async for _ in replay_to(replay, run, asked.first - 1):
                 pass
             start = await _save(replay, scratch / "start")
             ours = [each async for each in _train(replay, run, asked.last)]
+            rewards = await _evaluate(asked, replay, scratch)
         asked.say(f"training them with {' '.join(changes) or f'samples up to {max_staleness} versions old'}")
-        async with start_trainers(other, run, start, scratch) as replay:
+        async with start_trainers(other, run, start, scratch, evaluates=asked.evaluates) as replay:
             theirs = [each async for each in _train(replay, run, asked.last, _younger(max_staleness))]
-    return _parting(ours, theirs, _bounds(other, asked.last - asked.first + 1))
+            changed = await _evaluate(asked, replay, scratch)
+    parting = _parting(ours, theirs, _bounds(other, asked.last - asked.first + 1))
+    return replace(parting, lines=list(describe_rewards(rewards, changed, asked.last)))
+
+
+async def _evaluate(asked: ReplayRequest, replay: Replay, scratch: Path) -> Mapping[str, PromptRewards]:
+    """Return the rewards of each evaluation set with the present weights, {} if they are not asked for."""
+    if not asked.evaluates:
+        return {}
+    asked.say(f"evaluating the weights after step {replay.version}")
+    return await evaluate(replay, scratch / "logs")
 
 
 def _younger(max_staleness: int | None) -> Keep:

@@ -10,13 +10,15 @@ import pytest
 from recorded import batch, record, write
 from typer.testing import CliRunner
 
-from areal_like.capabilities.replay import disk_cost
+from areal_like.capabilities.replay import disk_cost, verdicts
 from areal_like.capabilities.replay.comparison import rounding
+from areal_like.capabilities.replay.evaluation import PromptRewards, describe_rewards, rewards_by_prompt
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of
 from areal_like.capabilities.replay.verdicts import Trained, _parting
 from areal_like.commands import app
-from areal_like.core.config.load import load
+from areal_like.core.config.load import dump, load
+from areal_like.core.errors import CheckpointError
 from areal_like.preflight import preflight
 
 CONFIG = Path(__file__).parents[3] / "examples/math/gsm8k_grpo_cpu.yaml"
@@ -101,6 +103,12 @@ def test_a_hostile_configuration_is_not_executed(tmp_path, config):
         ["--steps", "3:2"],
         ["--steps", "a:b"],
         ["--log-probs"],
+        ["--evaluate"],
+        ["--step", "2", "--evaluate"],
+        ["--step", "2", "--evaluate", "rollout.backend=sglang:d2"],
+        ["--step", "2", "--evaluate", "rollout.max_head_offpolicyness=2"],
+        ["--step", "2", "--log-probs", "actor.eps_clip=0.1"],
+        ["--step", "2", "evaluator.temperature=1"],
         ["actor.eps_clip=0.1"],
         ["--step", "9"],
         ["--step", "2", "rollout.backend=sglang:d2"],
@@ -112,6 +120,47 @@ def test_a_request_that_cannot_be_met_is_one_error(tmp_path, arguments):
     code, output = call("replay", str(tmp_path), *arguments)
     assert code == 2
     assert output.count("error:") == 1, output
+
+
+def test_an_evaluation_without_prompts_is_refused_before_the_start(tmp_path, monkeypatch):
+    """The suggested fix passes the check; the trainers would start next."""
+
+    def start(*_: object, **__: object) -> None:
+        raise CheckpointError("the trainers start")
+
+    monkeypatch.setattr(verdicts, "start_trainers", start)
+    record(tmp_path, 3)
+    without = ("valid_dataset=null", "evaluator.freq_steps=null", "warm_start=null", "train_dataset.arithmetic.size=16")
+    loaded = load(CONFIG, [*without, "train_dataset.batch_size=2", f"cluster.fileroot={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(dump(loaded.config))
+    request = ("replay", tmp_path, "--step", "2", "--evaluate", "actor.eps_clip=0.1")
+    prompts = ("valid_dataset.path=arithmetic", "valid_dataset.max_prompt_length=24", "valid_dataset.arithmetic.size=8")
+    code, output = call(*request)
+    assert code == 2
+    assert output.count("error:") == 1 and "`valid_dataset.path`" in output, output
+    assert "the trainers start" in call(*request, *prompts)[1]
+
+
+def test_rewards_of_both_trainings_have_standard_errors():
+    def answered(rewards: list[list[float | None]]) -> PromptRewards:
+        items = [
+            replace(batch(1)[0], group_id=-1 - prompt, sample=sample, reward=reward)
+            for prompt, own in enumerate(rewards)
+            for sample, reward in enumerate(own)
+            for _ in range(1 + sample)  # turns
+        ]
+        return rewards_by_prompt(items)
+
+    before = answered([[0.0, 1.0], [1.0, 1.0], [0.0, None], [None]])
+    assert before == {-1: 0.5, -2: 1.0, -3: 0.0}
+    after = answered([[1.0, 1.0], [1.0, 1.0], [None, None], [1.0]])
+    (line,) = describe_rewards({"set": before}, {"set": after}, 7)
+    assert line == (
+        "set after step 7: reward 0.7500 ± 0.2500 as recorded, 1.0000 ± 0.0000 with the changes; "
+        "difference 0.2500 ± 0.2500 (2 prompts)"
+    )
+    (line,) = describe_rewards({"set": before}, {"set": {}}, 7)
+    assert "no prompt has rewards" in line
 
 
 @pytest.mark.parametrize("command", [["replay"], ["replay", "--step", "1"], ["diff"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from launched_otherwise import EXPERTS
 from limits import HUNG_S
 from safetensors.numpy import load_file, save_file
 
+from areal_like.capabilities.replay import evaluation
 from areal_like.capabilities.replay.arrays import to_arrays
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import TRAJECTORIES, path_of, write_step
@@ -147,6 +149,37 @@ def test_a_limit_that_no_token_reaches_changes_nothing(run):
     changes = ["actor.behave_imp_weight_cap=1000"]
     verdict = asyncio.run(counterfactual(ask(run, 7, STEPS, changes, lambda text: None), None))
     assert verdict.text == "equal bits: the settings change nothing", verdict
+
+
+EVALUATED = re.compile(
+    r"valid_dataset after step 8: reward (\S+) ± (\S+) as recorded, (\S+) ± (\S+) with the changes; "
+    r"difference \S+ ± \S+ \(8 prompts\)"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"), [("actor.optimizer.lr=0.05", True), ("actor.behave_imp_weight_cap=1000", False)]
+)
+def test_both_trainings_are_evaluated_by_servers(run, monkeypatch, change, differs):
+    """Servers check that the tensors which they receive are the trainer's; greedy responses show whose they are."""
+    answers = list[list[tuple[list[int], list[int]]]]()
+
+    def remember(trajectories: list[Trajectory]) -> evaluation.PromptRewards:
+        own = sorted(trajectories, key=lambda item: item.group_id)
+        answers.append([(item.tokens.tolist(), item.versions[item.generated].tolist()) for item in own])
+        return rewards_by_prompt(trajectories)
+
+    rewards_by_prompt = evaluation.rewards_by_prompt
+    monkeypatch.setattr(evaluation, "rewards_by_prompt", remember)
+    changes = [change, "weight_update.checksum=true", "evaluator.temperature=0", "rollout.startup_timeout_s=1500"]
+    verdict = asyncio.run(counterfactual(ask(run, 7, STEPS, changes, lambda text: None, evaluates=True), None))
+    before, after = answers
+    assert {version for _, versions in before + after for version in versions} == {STEPS}
+    assert (before != after) == differs
+    (line,) = verdict.lines
+    found = EVALUATED.fullmatch(line)
+    assert found, line
+    assert (found[1] != found[3]) == differs and float(found[2]) > 0, line
 
 
 def stale(item: Trajectory) -> bool:
