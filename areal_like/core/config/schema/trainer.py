@@ -29,8 +29,8 @@ class MegatronConfig(Section):
     bridge_type: Literal["mbridge", "megatron-bridge"] = "mbridge"
     """Library that converts weights between Hugging Face and Megatron."""
     use_deterministic_algorithms: bool = False
-    """Use bitwise reproducible kernels only; slower. On a GPU their attention needs memory that grows with the square of
-    `mb_spec.max_tokens_per_mb`."""
+    """Use bitwise reproducible kernels only; slower. On a GPU their attention needs memory that grows with the
+    square of `mb_spec.max_tokens_per_mb`."""
     use_distributed_optimizer: Annotated[bool, _NO_OPTIMIZER] = True
     """Shard the optimizer state over the data-parallel ranks."""
     use_dist_checkpointing: bool = False
