@@ -45,7 +45,7 @@ SMALL = (
     *("evaluator.at_start=false", "evaluator.at_end=false", "rollout.max_logprob_diff=9", "stats_logger.console=false"),
     *("actor.init_model.num_hidden_layers=2", "actor.init_model.hidden_size=64", "saver.freq_steps=null"),
     *("actor.init_model.intermediate_size=64", "actor.use_decoupled_loss=true", "scheduler.startup_timeout_s=1500"),
-    f"reward.function={Path(__file__).parents[2] / 'run/varied_reward.py'}:score",  # of evaluations in a replay
+    f"reward.function={Path(__file__).with_name('hashed_reward.py')}:score",  # of evaluations in a replay
 )
 
 
