@@ -167,7 +167,8 @@ def sections() -> Iterator[str]:
     yield PREDICTIONS
     commands = COMMANDS
     if exists("recording_cost_cpu"):
-        yield RECORDING.format(**read("recording_cost_cpu"))
+        figures = read("recording_cost_cpu")
+        yield RECORDING.format(**figures) + (RECORDING_AGAIN.format(**figures) if "earlier" in figures else "")
     else:
         commands = (*commands, RECORDING_COMMAND)
     yield NOT_RUN
@@ -529,7 +530,12 @@ RECORDING = """
 
 CPU seconds of the controller and the trainer's ranks in recorded steps of the CPU example ÷ those in their unrecorded neighbours, in turns
 in one run (`python -m benchmarks.recording_cost`): [{cpu_ratio:.3f}](../benchmarks/results/recording_cost_cpu.json) over {pairs} pairs (95 %
-interval {cpu_interval[0]:.3f} to {cpu_interval[1]:.3f}). Training waited for the recorder in {waits:.1%} of a recorded step.
+interval {cpu_interval[0]:.3f} to {cpu_interval[1]:.3f}) at a load average of {load_average:.0f}. Training waited for the recorder in
+{waits:.1%} of a recorded step.
+"""
+RECORDING_AGAIN = """
+A run before had {earlier[cpu_ratio]:.3f} ({earlier[cpu_interval][0]:.3f} to {earlier[cpu_interval][1]:.3f}) at a load average of
+{earlier[load_average]:.0f}. Beside other jobs the two do not settle whether recording costs more than 2 %.
 """
 PREDICTIONS = """
 ## Memory
