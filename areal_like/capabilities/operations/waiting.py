@@ -26,13 +26,15 @@ def explain(
             "equal. Use prompts of another difficulty (train_dataset.curriculum), or raise gconfig.n_samples",
         )
     seconds = scalars["seconds/step"]
+    # where no response is long, the trainer would wait as long for the next ones
+    drains = drains and scalars.get("rollout/longest_seconds", 0.0) > MOST * seconds
     drained = scalars.get("seconds/weight_update", 0.0) if drains else 0.0
     waited = scalars.get("seconds/wait_for_rollouts", 0.0) + drained
     if waited <= MOST * seconds:
         return None
     share = f"{waited / seconds:.0%} of the step" if waited < seconds else f"{waited / 60:.0f} min so far"
     if drained > waited / 2:
-        cause = "each weight update waits until all requests have ended. Set weight_update.requests=in_place"
+        cause = "each weight update waits until the longest response has ended. Set weight_update.requests=in_place"
     else:
         cause = _cause(scalars, agents=agents, captured=captured)
     return Alert("idle-trainer", f"the trainer waited for rollouts for {share}: {cause}")

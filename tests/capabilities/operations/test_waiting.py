@@ -47,6 +47,10 @@ def test_the_cause_names_existing_keys(scalars: dict[str, float], agents: bool, 
 
 def test_the_wait_for_requests_in_an_update_counts_as_waiting() -> None:
     drained = {"seconds/step": 100.0, "seconds/wait_for_rollouts": 10.0, "seconds/weight_update": 60.0}
+    assert (
+        explain(drained, 4, agents=False, drains=True) is None
+    )  # responses are short: it would wait as long for others
+    drained["rollout/longest_seconds"] = 70.0
     said = explain(drained, 4, agents=False, drains=True)
     assert said is not None and "weight_update.requests=in_place" in said.text
     assert explain(drained, 4, agents=False) is None
