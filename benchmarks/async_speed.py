@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,24 +163,11 @@ def arm_config(arm: str, work: dict[str, Any], model: Path, rows: Path, stalenes
     alone = arm in ("split", "turns")
     big = work["shape"] == "4B"
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return {
+    return forced_run(work, rows, model.parent / "runs", gpus) | {
         "experiment_name": "async-speed",
         "trial_name": f"{arm}-{time.strftime('%H%M%S')}",
         "device": work["device"],
         "allocation_mode": layout,
-        "total_train_steps": 10_000,
-        "total_train_epochs": 10_000,
-        "cluster": {"n_gpus_per_node": gpus, "fileroot": str(model.parent / "runs")},
-        "train_dataset": {
-            "path": str(rows),
-            "shuffle": False,
-            "batch_size": work["prompts"],
-            "max_prompt_length": PROMPT,
-        },
-        "gconfig": {"n_samples": work["samples"], "max_new_tokens": longest},
-        "workflow": f"{ROOT / 'benchmarks/forced_lengths.py'}:run",
-        "episode": {"timeout_s": 3600.0},
-        "reward": {"workers": 1},
         "actor": {
             "path": str(model),
             "dtype": "float32" if cpu else "bfloat16",
@@ -198,6 +186,25 @@ def arm_config(arm: str, work: dict[str, Any], model: Path, rows: Path, stalenes
             "extra_args": {} if cpu else {"disable_prefill_cuda_graph": True},
         },
         "weight_update": {"mode": "collective" if arm == "split" else "ipc"},
+    }
+
+
+def forced_run(work: Mapping[str, Any], rows: Path, runs: Path, gpus: int) -> dict[str, Any]:
+    """Return the keys of a run without an end, whose rows force the lengths of responses."""
+    return {
+        "total_train_steps": 10_000,
+        "total_train_epochs": 10_000,
+        "cluster": {"n_gpus_per_node": gpus, "fileroot": str(runs)},
+        "train_dataset": {
+            "path": str(rows),
+            "shuffle": False,
+            "batch_size": work["prompts"],
+            "max_prompt_length": PROMPT,
+        },
+        "gconfig": {"n_samples": work["samples"], "max_new_tokens": work["response_tokens"]["longest"]},
+        "workflow": f"{ROOT / 'benchmarks/forced_lengths.py'}:run",
+        "episode": {"timeout_s": 3600.0},
+        "reward": {"workers": 1},
         "stats_logger": {"samples": 0, "tensorboard": False, "report": False},
     }
 

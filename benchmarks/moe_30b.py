@@ -33,9 +33,9 @@ from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import model_config, write_init_model
 from areal_like.preflight import model as of_model
 from areal_like.preflight import preflight
-from benchmarks.async_speed import PROMPT, Plan, read_steps, run_arm, write_rows
+from benchmarks.async_speed import PROMPT, Plan, forced_run, read_steps, run_arm, write_rows
 from benchmarks.made_weights import MADE, environment
-from benchmarks.report import ROOT, save
+from benchmarks.report import save
 
 SHAPE = {
     "vocab_size": 151936,
@@ -109,26 +109,12 @@ def arm_config(
     arm: str, settings: Mapping[str, Any], work: Mapping[str, Any], model: Path, folder: Path
 ) -> dict[str, Any]:
     """Return the run's YAML."""
-    longest = work["response_tokens"]["longest"]
     start = {"use_dist_checkpointing": True, "dist_checkpointing_path": str(model)}
-    return {
+    return forced_run(work, folder / "rows.jsonl", folder / "runs", 4) | {
         "experiment_name": "moe-30b",
         "trial_name": arm,
         "device": "cuda",
         "allocation_mode": settings["layout"],
-        "total_train_steps": 10_000,
-        "total_train_epochs": 10_000,
-        "cluster": {"n_gpus_per_node": 4, "fileroot": str(folder / "runs")},
-        "train_dataset": {
-            "path": str(folder / "rows.jsonl"),
-            "shuffle": False,
-            "batch_size": work["prompts"],
-            "max_prompt_length": PROMPT,
-        },
-        "gconfig": {"n_samples": work["samples"], "max_new_tokens": longest},
-        "workflow": f"{ROOT / 'benchmarks/forced_lengths.py'}:run",
-        "episode": {"timeout_s": 3600.0},
-        "reward": {"workers": 1},
         "actor": {
             "path": str(model),
             "dtype": "bfloat16",
@@ -143,7 +129,6 @@ def arm_config(
             "extra_args": {"disable_prefill_cuda_graph": True},
         },
         "weight_update": {"mode": settings["mode"], "timeout_s": 300.0},
-        "stats_logger": {"samples": 0, "tensorboard": False, "report": False},
     }
 
 
