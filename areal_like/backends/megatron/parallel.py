@@ -46,6 +46,7 @@ def initialize(rendezvous: Rendezvous, sizes: ParallelSizes, device: torch.devic
         create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, round(rendezvous.timeout_s / 60)),
     )
+    torch.manual_seed(seed)  # Megatron seeds the generators of GPUs alone
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
