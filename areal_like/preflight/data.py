@@ -155,15 +155,19 @@ def _held_out(config: RunConfig) -> Iterator[Finding]:
             yield finding("RUN-HELD-OUT", f"{key}.n_samples", message, help)
 
 
+_MOST_TOKENS = 64  # of a character: a normalizer may write one as up to 18, of 3 bytes each
+
+
 def _warm_start(
     config: RunConfig, key: str, prompts: Sequence[Prompt], tokenizer: Tokenizer, alignment: int
 ) -> Iterator[Finding]:
     """Check that a prompt with its reference answer, an example of the warm start, fits in a micro-batch."""
     limit = config.actor.mb_spec.max_tokens_per_mb
-    if not prompts:
+    long = [each for each in prompts if len(each.tokens) + _MOST_TOKENS * (len(each.answer) + 1) > limit - alignment]
+    if not long:
         return
     try:
-        longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in prompts)
+        longest, row = max((len(p.tokens) + len(tokenizer.encode_response(p.answer)), p.sample_id) for p in long)
     except TokenizerError as error:
         yield finding("RUN-WARM-START", f"{key}.path", f"a reference answer cannot be encoded: {error}")
         return

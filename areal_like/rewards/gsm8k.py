@@ -41,6 +41,8 @@ def final_answer(text: str) -> str | None:
 def check(answer: str) -> tuple[str, str] | None:
     """Return the fault of a reference answer and a fix, or None if a response can equal it."""
     wanted = read_reference(answer)
+    if len(wanted) == 1 and _INTEGER.fullmatch(wanted[0]):  # most of them, at a hundredth of the time
+        return None
     if len(wanted) > 1:
         return "a sentence with several numbers as an answer", "end it with `#### ` and the answer"
     if not wanted or not plain(wanted[0]):
