@@ -63,6 +63,7 @@ CURVE = (
     *("idle/trainer", "idle/servers", "rollout/logprob_diff_probe"),
 )
 DECODE = re.compile(r"Decode batch.*?#running-req: (\d+).*?cuda graph: (\w+).*?gen throughput \(token/s\): ([\d.]+)")
+PREFILL = re.compile(r"Prefill batch.*?#new-seq: (\d+), #new-token: (\d+)")
 Config = Annotated[Path, typer.Option()]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value ...")]
 
@@ -231,12 +232,15 @@ def passes(log: str) -> dict[str, float]:
     found = [(int(n), graph == "True", float(rate)) for n, graph, rate in DECODE.findall(log) if float(rate) > 0]
     if not found:
         return {}
+    prefills = [(int(requests), int(tokens)) for requests, tokens in PREFILL.findall(log)] or [(0, 0)]
     return {
         "running": statistics.median(n for n, _, _ in found),
         "ms_per_pass": round(statistics.median(1000 * n / rate for n, _, rate in found), 2),
         "log_tokens_per_s": round(statistics.median(rate for _, _, rate in found)),
         "graph_share": round(sum(graph for _, graph, _ in found) / len(found), 2),
-        "prefills_per_40": round(log.count("Prefill batch") / len(found), 1),
+        "prefills_per_40": round(len(prefills) / len(found), 1),
+        "requests_per_prefill": statistics.median(requests for requests, _ in prefills),
+        "tokens_per_prefill": statistics.median(tokens for _, tokens in prefills),
     }
 
 
