@@ -16,7 +16,7 @@ import json
 import os
 import secrets
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
@@ -80,7 +80,8 @@ def main(
         rows = [line for line in lines if "seconds/step" in line]
         sizes = [file.stat().st_size for file in (directory / "recover/replay").glob("*.safetensors")]
     figures = describe(rows, clock.seconds)
-    print(f"recorded / unrecorded: {figures['cpu_ratio']} of CPU time, 95 % in {figures['cpu_interval']}")
+    for what, ratio, bounds in (("CPU", "cpu_ratio", "cpu_interval"), ("clock", "ratio", "interval")):
+        print(f"recorded / unrecorded, {what}: {figures[ratio]}, 95 % in {figures[bounds]}")
     save(name, figures | {"file_bytes": statistics.median(sizes)})
 
 
@@ -90,16 +91,22 @@ def describe(rows: list[dict[str, Any]], cpu: Mapping[int, float]) -> dict[str, 
     of_cpu, of_clock = compare(cpu), compare(seconds)
     recorded = [row for row in rows if is_recorded(int(row["step"])) and row["step"] >= FIRST]
     waits = [row["seconds/recording"] / row["seconds/step"] for row in recorded]
-    means = np.random.default_rng(0).choice(of_cpu, (RESAMPLES, len(of_cpu))).mean(axis=1)
     return {
         "pairs": len(of_cpu),
         "cpu_ratio": round(statistics.mean(of_cpu), 4),
-        "cpu_interval": np.percentile(means, [2.5, 97.5]).round(4).tolist(),
-        "ratio": round(statistics.median(of_clock), 4),
+        "cpu_interval": interval(of_cpu),
+        "ratio": round(statistics.mean(of_clock), 4),
+        "interval": interval(of_clock),
         "waits": round(statistics.median(waits), 4),
         "cpu_seconds": {step: round(each, 3) for step, each in cpu.items()},
         "seconds": seconds,
     }
+
+
+def interval(ratios: Sequence[float]) -> list[float]:
+    """Return the bounds of 95 % of the means of resampled ratios."""
+    means = np.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios))).mean(axis=1)
+    return [round(bound, 4) for bound in np.percentile(means, [2.5, 97.5]).tolist()]
 
 
 def is_recorded(step: int) -> bool:

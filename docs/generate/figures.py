@@ -60,16 +60,6 @@ COMMANDS = (  # claim, hardware, command
         _REAL.format("run", "math/gsm8k_smollm2") + " --limit 1500 --name gsm8k_smollm2_seed1 seed=1",
     ),
     (
-        "Reversing sentences with SmolLM2-135M: reward ≥ 0.8",
-        "1 H200",
-        _REAL.format("run", "reverse_text/reverse_smollm2") + " --limit 900 --name reverse_text_smollm2",
-    ),
-    (
-        "Sorting names in three turns with SmolLM2-135M",
-        "1 H200",
-        _REAL.format("run", "alphabet_sort/sort_smollm2") + " --limit 900 --name alphabet_sort_smollm2",
-    ),
-    (
         "Updates of a model with 64 experts (5.8B) over NCCL: pause, share of the link's speed",
         "2 H200",
         "python -m benchmarks.update_cost --device cuda --shapes qwen3-moe-16-layers --modes collective --rounds 3",
@@ -89,17 +79,6 @@ COMMANDS = (  # claim, hardware, command
         "1 H200",
         "python -m benchmarks.fp8_rollouts --shape qwen3-8b --rounds 6 --seconds 30",
     ),
-    (
-        "Learning with FP8 rollouts beside bfloat16: once with this command and once without `rollout.dtype`",
-        "1 H200",
-        "areal-like run examples/math/gsm8k_grpo_qwen3_0.6b.yaml rollout.dtype=fp8 actor.use_decoupled_loss=true",
-    ),
-)
-
-RECORDING_COMMAND = (
-    "CPU seconds of recorded steps beside unrecorded ones, in turns in one run",
-    "CPU",
-    "python -m benchmarks.recording_cost --config examples/math/gsm8k_grpo_cpu.yaml --steps 120",
 )
 
 TREE_SHAPES = {
@@ -141,6 +120,8 @@ def sections() -> Iterator[str]:
     yield from table(["Shape", "Transport", "Pause, ms", "Share of link speed", "Throughput"], updates())
     yield FP8
     yield from table(["Server", "Tokens/s", "Distance of log-probs, nats", "Update, GB", "Pause, ms"], fp8_rollouts())
+    yield FP8_CURVES
+    yield from table(["Servers", "Reward at step 0", "10", "20", "30", "40", "50", "60"], fp8_curves())
     yield DELTAS
     yield from table(["Case", "Median from step 10 on", "Largest from step 10 on"], weight_deltas())
     yield FAR
@@ -153,6 +134,10 @@ def sections() -> Iterator[str]:
     yield from table(["Measure", "Ratio", "Device"], rollouts())
     yield PREFILLS
     yield from table(["Server", "Requests at once", "Delayed prefills", "Tokens/s", "ms per pass"], prefills())
+    yield SERVERS
+    yield from table(
+        ["Device", "Requests at once", "SGLang's own, tokens/s", "the engine's", "the engine's client"], servers()
+    )
     yield CONTROLLER
     yield from table(["Device", "Samples in flight", "Tokens/s", "Tokens/CPU s"], controller())
     yield CHECKPOINTS
@@ -165,14 +150,9 @@ def sections() -> Iterator[str]:
     head = ["Process", "Private MiB, first", "after half of the time", "at the end", "Growth, MiB per hour"]
     yield from table(head, memory(soak["processes"]))
     yield PREDICTIONS
-    commands = COMMANDS
-    if exists("recording_cost_cpu"):
-        figures = read("recording_cost_cpu")
-        yield RECORDING.format(**figures) + (RECORDING_AGAIN.format(**figures) if "earlier" in figures else "")
-    else:
-        commands = (*commands, RECORDING_COMMAND)
+    yield RECORDING.format(**read("recording_cost_cpu"))
     yield NOT_RUN
-    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in commands))
+    yield from table(["Claim", "Hardware", "Command"], ((claim, where, f"`{line}`") for claim, where, line in COMMANDS))
 
 
 def read(name: str) -> Any:
@@ -275,6 +255,13 @@ def fp8_rollouts() -> Iterator[Sequence[str]]:
         yield form, speed, f"{arm['apart']:.2f}", f"{arm['bytes'] / 1e9:.1f}", f"{1000 * arm['pause_s']:.0f}"
 
 
+def fp8_curves() -> Iterator[Sequence[str]]:
+    """Yield the evaluation rewards of a run with servers in each data type."""
+    found = read("fp8_curves_h200")
+    for form in ("bfloat16", "fp8"):
+        yield link("fp8_curves_h200", form), *(f"{reward:.3f}" for reward in found[form]["held_out"].values())
+
+
 def weight_deltas() -> Iterator[Sequence[str]]:
     """Yield sizes of weight deltas."""
     for case in read("weight_deltas_cpu")["cases"]:
@@ -336,6 +323,15 @@ def prefills() -> Iterator[Sequence[str]]:
         speed = link(name, f"{row['log_tokens_per_s']:,}")
         delayed = "yes" if row["prefill_delayer"] else "no"
         yield server, f"{row['requests_at_once']:,}", delayed, speed, f"{row['ms_per_pass']:.1f}"
+
+
+def servers() -> Iterator[Sequence[str]]:
+    """Yield the speed of servers and of the engine's client, relative to SGLang's own server."""
+    for name, device in (("real_run_servers_h200", "1 H200"), ("real_run_servers_cpu", "2 CPU cores")):
+        found = read(name)
+        for level, speed in found["tokens_per_s"]["unpatched"].items():
+            shares = (f"{found['share_of_unpatched'][side][level]:.2f}" for side in ("engine", "client"))
+            yield device, level, link(name, f"{speed:,}"), *shares
 
 
 def controller() -> Iterator[Sequence[str]]:
@@ -463,6 +459,9 @@ Servers of Qwen3-8B's shape on one GPU with 256 requests, in turns, in two block
 slower in both. Weights are random, so rounding moves log-probs much further than in a trained model. The blocks were short because a
 server in FP8 compiled kernels for two minutes; since then it compiles fewer before it answers.
 """
+FP8_CURVES = """
+Learning with servers in FP8 and in bfloat16: a generated model of 100M parameters that learns arithmetic (examples/math/gsm8k_grpo.yaml).
+"""
 DELTAS = """
 ## Weight deltas
 
@@ -497,6 +496,10 @@ SmolLM2-135M-Instruct with GSM8K's prompts and natural ends on one H200, as a cl
 (`python -m benchmarks.real_run servers`). Without delayed prefills SGLang prefills after most decoding passes, and every running
 request waits. The two arms ran on two machines of one kind.
 """
+SERVERS = """
+The engine's server and client beside SGLang's own server with its best settings, in turns on one machine (`python -m
+benchmarks.real_run servers`): SmolLM2-135M-Instruct on the H200, the example's small model on the CPU.
+"""
 CONTROLLER = """
 ## Controller
 
@@ -528,14 +531,10 @@ growth is the slope of the second half. Processes with less than 5 MiB, such as 
 RECORDING = """
 ## Recording steps
 
-CPU seconds of the controller and the trainer's ranks in recorded steps of the CPU example ÷ those in their unrecorded neighbours, in turns
-in one run (`python -m benchmarks.recording_cost`): [{cpu_ratio:.3f}](../benchmarks/results/recording_cost_cpu.json) over {pairs} pairs (95 %
-interval {cpu_interval[0]:.3f} to {cpu_interval[1]:.3f}) at a load average of {load_average:.0f}. Training waited for the recorder in
-{waits:.1%} of a recorded step.
-"""
-RECORDING_AGAIN = """
-A run before had {earlier[cpu_ratio]:.3f} ({earlier[cpu_interval][0]:.3f} to {earlier[cpu_interval][1]:.3f}) at a load average of
-{earlier[load_average]:.0f}. Beside other jobs the two do not settle whether recording costs more than 2 %.
+Recorded steps of the CPU example ÷ their unrecorded neighbours, in turns in one run (`python -m benchmarks.recording_cost`), over {pairs}
+pairs: [{ratio:.3f}](../benchmarks/results/recording_cost_cpu.json) of the time (95 % interval {interval[0]:.3f} to {interval[1]:.3f}), and
+{cpu_ratio:.3f} of the CPU seconds of the controller and the trainer's ranks ({cpu_interval[0]:.3f} to {cpu_interval[1]:.3f}), as recording
+computes beside training.
 """
 PREDICTIONS = """
 ## Memory
