@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from contextlib import suppress
 from importlib import import_module
+
+import pytest
 
 from areal_like.core import gc_tuning
 from areal_like.core.gc_tuning import TOGETHER, YOUNG_S, gc_tuned, pause_gc, release
@@ -85,3 +90,24 @@ def test_a_batch_goes_in_pieces_between_which_the_event_loop_turns():
 
     asyncio.run(run())
     assert sorted(set(left), reverse=True) == [2 * TOGETHER + 1, TOGETHER + 1, 1, 0]
+
+
+@pytest.mark.parametrize(("tune", "mapped"), [("bound_heap()", True), ("", False)])
+def test_large_blocks_are_mapped_and_returned(tune, mapped):
+    """By default glibc moves blocks of a size into the heap once one of them was freed."""
+    code = f"""
+import ctypes
+from areal_like.core.gc_tuning import bound_heap
+{tune}
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd a b c d e".split()]
+ask = ctypes.CDLL(None).mallinfo2
+ask.restype = Info
+bytearray(16 << 20)
+before = ask().hblkhd
+kept = bytearray(8 << 20)
+print(ask().hblkhd - before >= 8 << 20)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert shown.stdout.strip() == str(mapped)

@@ -27,6 +27,7 @@ from typing import Any
 
 from areal_like.capabilities.agents.workers.frames import CALL_NUMBER, Frames, Kind, Unanswered, frame
 from areal_like.capabilities.agents.workers.marks import Mark, Marks
+from areal_like.core.gc_tuning import bound_heap
 from areal_like.runtime.descendants import adopt_orphans, die_with_parent
 
 BEAT_S = 0.1
@@ -84,6 +85,7 @@ def main() -> None:
     handler: Handler = getattr(importlib.import_module(module), name)(settings.start)
     gc.collect()
     gc.freeze()
+    bound_heap()
     if settings.memory_mb is not None:
         limit_allocations(settings.memory_mb)
     mark = marks.take()  # of the only idle thread: if it does not beat, another thread holds the GIL
