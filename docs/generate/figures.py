@@ -149,6 +149,8 @@ def sections() -> Iterator[str]:
     yield MEMORY.format(**soak)
     head = ["Process", "Private MiB, first", "after half of the time", "at the end", "Growth, MiB per hour"]
     yield from table(head, memory(soak["processes"]))
+    yield ONE_ARENA.format(**(other := read("soak_memory_one_arena_cpu")))
+    yield from table(head, memory(other["processes"]))
     yield PREDICTIONS
     yield RECORDING.format(**read("recording_cost_cpu"))
     yield NOT_RUN
@@ -527,6 +529,12 @@ MEMORY = """
 `python -m benchmarks.soak_memory` trains agents on two CPU cores and reads the memory of every process each minute
 ([file](../benchmarks/results/soak_memory_cpu.json)). It ran {minutes} minutes, beside other jobs, and trained {steps:,} steps. The
 growth is the slope of the second half. Processes with less than 5 MiB, such as warm sandboxes, are left out.
+"""
+ONE_ARENA = """
+The growth is glibc's: each thread's heap, and blocks that it keeps instead of returning. With `MALLOC_ARENA_MAX=1` and
+`MALLOC_MMAP_THRESHOLD_=131072` for all processes ([file](../benchmarks/results/soak_memory_one_arena_cpu.json)) none but Ray's
+`gcs_server` grew in the second half of {minutes} minutes and {steps:,} steps. The controller and the agents' workers set both themselves,
+unless the environment does; trainers are faster without.
 """
 RECORDING = """
 ## Recording steps
