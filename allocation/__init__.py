@@ -6,7 +6,6 @@
 4
 """
 
-import allocation.views  # noqa: F401  (registers the views of notebooks)
 from allocation.compiler import Result, RoleSettings, check, compile
 from allocation.diagnostics import AllocationError, Finding, Severity, Source, Span, render
 from allocation.grid import RankGrid

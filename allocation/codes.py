@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import allocation.convert  # noqa: F401  (registers the rules of conversions, and with them all others)
+import allocation.compiler
+import allocation.convert.rules  # noqa: F401  (both register rules)
 from allocation.registry import RULES
 
 _FILE = Path(__file__).with_name("rules") / "explanations.toml"

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import allocation.rules.every  # noqa: F401  (registers the rules)
 from allocation.backends import ROLE_ORDER, SERVER, TRAINER
 from allocation.diagnostics import AllocationError, Finding, Source, has_errors
 from allocation.gpus import Gpus
@@ -19,14 +18,16 @@ from allocation.language.spelling import spell
 from allocation.language.syntax import Allocation, Dim, Group, Layout, Member, Word
 from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
-from allocation.placement import DEFAULT_GPUS_PER_NODE, PlacementRequest, fill_stars, place
+from allocation.placement import DEFAULT_GPUS_PER_NODE, PlacementRequest, Planned, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
 from allocation.registry import RULES, run_rules
 from allocation.resolve import Engine, resolve
-from allocation.rules.memory import Planned
+from allocation.rules import register_all
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 Spec = str | Mapping[str, str]
+
+register_all()
 
 
 @dataclass(frozen=True, slots=True)

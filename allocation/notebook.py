@@ -1,11 +1,12 @@
-"""HTML views of plans and estimates for notebooks, which `allocation/views/` registers here."""
+"""HTML views of plans and estimates for notebooks: the function that draws each class, imported when one is shown."""
 
-from collections.abc import Callable
-from typing import Any
+from importlib import import_module
 
-VIEWS: dict[str, Callable[[Any], str]] = {}
+VIEWS = {"Plan": ("html", "plan_html"), "EnginePlan": ("html", "engine_html"), "Estimate": ("memory", "html")}
 
 
 def render_html(value: object) -> str:
     """Return the HTML that a notebook shows for a plan, an engine or an estimate."""
-    return VIEWS[type(value).__name__](value)
+    module, function = VIEWS[type(value).__name__]
+    drawn: str = getattr(import_module(f"allocation.views.{module}"), function)(value)
+    return drawn

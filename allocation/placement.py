@@ -6,13 +6,15 @@ Groups take the lowest free GPU ids from left to right; ids named in the string 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from allocation.diagnostics import Finding, Source, has_errors
 from allocation.gpus import Gpus, n_gpus, union
 from allocation.language.syntax import LARGEST
-from allocation.plan import Cluster
+from allocation.plan import Cluster, EnginePlan
 from allocation.registry import UnknownSize, run_rules
 from allocation.resolve import Engine
+from allocation.settings import Workload
 
 DEFAULT_GPUS_PER_NODE = 8
 
@@ -28,6 +30,14 @@ class PlacementRequest:
     def engines(self) -> Iterator[Engine]:
         """All engines, left to right."""
         return (engine for group in self.groups for engine in group)
+
+
+class Planned(NamedTuple):
+    """An engine as written, as planned, and with its workload. All GPUs have the same size."""
+
+    engine: Engine
+    plan: EnginePlan
+    work: Workload
 
 
 def explicit(engine: Engine) -> Gpus:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -74,23 +74,6 @@ def _models(incomplete: str) -> Iterator[str]:
 
     names = [spelling for name in known_models() for spelling in (name, name.rpartition("/")[2].lower())]
     return (name for name in names if name.startswith(incomplete))
-
-
-def _systems(incomplete: str = "") -> list[str]:
-    from allocation.convert import SYSTEMS
-
-    return [name for name in SYSTEMS if name.startswith(incomplete)]
-
-
-def _system(name: str) -> str:
-    if name not in _systems():
-        raise typer.BadParameter(f"unknown system {name!r}; the systems are {', '.join(_systems())}")
-    return name
-
-
-def system_option(name: str, help: str) -> Any:
-    """Return an option that takes the name of another system."""
-    return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
 
 
 Words = Annotated[

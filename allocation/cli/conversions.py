@@ -7,15 +7,31 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import allocation
 from allocation import AllocationError
 from allocation.cases import UsageError, texts
-from allocation.cli.arguments import ClusterSize, system_option, usage
+from allocation.cli.arguments import ClusterSize, usage
 from allocation.cli.output import report, single
+
+
+def _systems(incomplete: str = "") -> list[str]:
+    from allocation.convert import SYSTEMS
+
+    return [name for name in SYSTEMS if name.startswith(incomplete)]
+
+
+def _system(name: str) -> str:
+    if name not in _systems():
+        raise typer.BadParameter(f"unknown system {name!r}; the systems are {', '.join(_systems())}")
+    return name
+
+
+def _system_option(name: str, help: str) -> Any:
+    return typer.Option(name, parser=_system, metavar="SYSTEM", help=help, autocompletion=_systems)
 
 
 def convert(
@@ -25,8 +41,8 @@ def convert(
             metavar="ALLOCATION|SETTINGS", help="An allocation, or with --from a file, - or the settings themselves."
         ),
     ],
-    source: Annotated[str | None, system_option("--from", "System whose settings are read.")] = None,
-    target: Annotated[str | None, system_option("--to", "System whose settings are written.")] = None,
+    source: Annotated[str | None, _system_option("--from", "System whose settings are read.")] = None,
+    target: Annotated[str | None, _system_option("--to", "System whose settings are written.")] = None,
     cluster: ClusterSize = None,
 ) -> None:
     """Convert an allocation to another system's settings, or settings to an allocation.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from allocation.backends import SERVER
 from allocation.diagnostics import Problem, Remedy, Severity
 from allocation.hardware import GIB
-from allocation.plan import EnginePlan
+from allocation.placement import Planned
 from allocation.registry import rule
-from allocation.resolve import Engine
 from allocation.settings import Workload
 
 if TYPE_CHECKING:
@@ -20,20 +19,6 @@ if TYPE_CHECKING:
 _SOURCE = "allocation/memory/; docs/memory_and_planning.md lists its errors"
 # Above this share of a GPU the estimate's own error decides whether it fits.
 TIGHT = 0.92
-
-
-class Planned(NamedTuple):
-    """An engine as written, as planned, and with its workload. All GPUs have the same size."""
-
-    engine: Engine
-    plan: EnginePlan
-    work: Workload
-
-    @property
-    def footprint(self) -> Footprint:
-        from allocation.memory import footprint  # slow to import, and needed only where a model is known
-
-        return footprint(self.plan, self.work)
 
 
 @rule("ALLOC-MEMORY", source=_SOURCE)
@@ -65,7 +50,7 @@ def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
     """A server needs memory beside the weights for the longest sequence in its KV cache."""
     for one in planned:
         longest = (one.work.batch.max_length if one.work.batch else None) or 1
-        room = one.footprint.kv_tokens
+        room = _footprint(one).kv_tokens
         if room is not None and room < longest:
             share = one.work.memory.mem_fraction_static
             message = (
@@ -75,12 +60,18 @@ def cache_holds_a_sequence(planned: Sequence[Planned]) -> Iterator[Problem]:
             yield Problem(message, one.engine.spans("tp"), source=one.engine.source)
 
 
+def _footprint(one: Planned) -> Footprint:
+    from allocation.memory import footprint  # slow to import, and needed only where a model is known
+
+    return footprint(one.plan, one.work)
+
+
 def _size(group: Sequence[Planned]) -> tuple[int, int]:
     """Return the needed bytes and the bytes of a GPU; the same number twice if they are unknown."""
     from allocation.memory import shared_peak
 
     memory = group[0].work.memory
-    size = shared_peak([one.footprint for one in group], offload=memory.offload)
+    size = shared_peak([_footprint(one) for one in group], offload=memory.offload)
     return size, memory.gpu_bytes or size
 
 
@@ -109,7 +100,7 @@ def _names(group: Sequence[Planned]) -> str:
 def _breakdown(group: Iterable[Planned]) -> str:
     """Return the hungriest phase of each engine with its items, the largest first."""
     said = []
-    for peak, role in ((one.footprint.peak, one.engine.role) for one in group):
+    for peak, role in ((_footprint(one).peak, one.engine.role) for one in group):
         items = sorted(peak.items, key=lambda item: -item.bytes)
         shown = ", ".join(f"{item.name} {item.bytes / GIB:.1f}" for item in items if item.bytes >= 0.05 * GIB)
         said.append(f"{role} in {peak.name}: {shown}")

@@ -13,8 +13,11 @@ from rich.text import Text
 from allocation.families import TRAINED
 from allocation.hardware import GIB
 from allocation.pipeline import EVEN, split_words
-from allocation.planner import Asynchrony, Choice, Task, best_servers, offloaded_bytes
-from allocation.planner.task import SHARE
+from allocation.planner.asynchrony import Asynchrony
+from allocation.planner.choice import Choice
+from allocation.planner.search import best_servers
+from allocation.planner.seconds import offloaded_bytes
+from allocation.planner.task import SHARE, Task
 from allocation.rules.memory import TIGHT
 from allocation.views.words import count
 
