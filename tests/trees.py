@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 SEVERAL = """
 import json, sys
 from typer.testing import CliRunner
-from areal_like.commands import app
+from areal_like.__main__ import app
 asked = (CliRunner().invoke(app, words, prog_name="areal-like") for words in json.loads(sys.argv[1]))
 print(json.dumps([(answer.exit_code, answer.stdout, answer.stderr) for answer in asked]))
 """

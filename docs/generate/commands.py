@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import allocation.cli
-import areal_like.commands
+import areal_like.__main__
 
 PAGE = Path(__file__).parents[1] / "commands.md"
 HEAD = """\
@@ -24,7 +24,7 @@ names included: `areal-like --install-completion`, `allocation --install-complet
 
 def page() -> str:
     """Return the page as Markdown."""
-    parts = _command("areal-like", areal_like.commands.app) + _command("allocation", allocation.cli.app)
+    parts = _command("areal-like", areal_like.__main__.app) + _command("allocation", allocation.cli.app)
     titles = [title for part in parts for title in re.findall(r"^### (.*)", part, re.MULTILINE)]
     return (
         HEAD + "\n" + " · ".join(f"[{title}](#{title.replace(' ', '-')})" for title in titles) + "\n" + "".join(parts)

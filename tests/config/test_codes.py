@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import allocation.cli
-import areal_like.commands
+import areal_like.__main__
 from allocation.codes import UnknownCode, find
 from allocation.codes import explanations as explanations_of_rules
 from areal_like.codes import SUBJECTS, by_subject, explanations
@@ -66,13 +66,13 @@ def test_an_explanation_has_all_its_parts_in_full_sentences() -> None:
     ("app", "code", "words"),
     [
         (
-            areal_like.commands.app,
+            areal_like.__main__.app,
             "RUN-MEGATRON-CONTEXT",
             ["RUN-MEGATRON-CONTEXT: ", "Example:", "Fix: Set `cp_comm_type=p2p`"],
         ),
-        (areal_like.commands.app, "config-value", ["CONFIG-VALUE: ", "gconfig.n_samples=many"]),
+        (areal_like.__main__.app, "config-value", ["CONFIG-VALUE: ", "gconfig.n_samples=many"]),
         (
-            areal_like.commands.app,
+            areal_like.__main__.app,
             "ALLOC-HEADS",
             ["ALLOC-HEADS: ", "allocation check megatron:d1t8 --model Qwen2.5-7B"],
         ),
@@ -89,8 +89,8 @@ def test_a_code_is_explained_on_the_command_line(app, code, words) -> None:
 @pytest.mark.parametrize(
     ("app", "code", "nearest"),
     [
-        (areal_like.commands.app, "RUN-MEGATRON-CONTXT", "RUN-MEGATRON-CONTEXT"),
-        (areal_like.commands.app, "RUN-SHARED", "RUN-SHARED-PROMPTS"),
+        (areal_like.__main__.app, "RUN-MEGATRON-CONTXT", "RUN-MEGATRON-CONTEXT"),
+        (areal_like.__main__.app, "RUN-SHARED", "RUN-SHARED-PROMPTS"),
         (allocation.cli.app, "ALLOC-HEAD", "ALLOC-HEADS"),
         (allocation.cli.app, "RUN-SHARING-IPC", "areal-like explain-code RUN-SHARING-IPC"),
     ],

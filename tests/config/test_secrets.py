@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from areal_like import commands
+from areal_like import __main__ as commands
 from areal_like.capabilities.report.run_page import RunPage
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.keys import MASK

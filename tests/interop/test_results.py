@@ -6,7 +6,7 @@ import yaml
 from test_migrate import AREAL, RUNS, SLIME, TRINITY, VERL
 from typer.testing import CliRunner
 
-from areal_like.commands import app
+from areal_like.__main__ import app
 from areal_like.interop.checks import find_refusals
 from areal_like.interop.migrate import migrate
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainer_jobs import LossSpec, Setting, engine, make_batch, sft, squared
 from typer.testing import CliRunner
 
-from areal_like.commands import app
+from areal_like.__main__ import app
 from areal_like.core.trainer.engine import Rendezvous
 
 

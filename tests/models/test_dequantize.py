@@ -12,7 +12,7 @@ from tiny_models import VARIANTS, Variant, write_tiny
 from transformers import AutoModelForCausalLM, Mxfp4Config
 from typer.testing import CliRunner
 
-from areal_like.commands import app
+from areal_like.__main__ import app
 from areal_like.data.model_types import register_model_types
 
 register_model_types()

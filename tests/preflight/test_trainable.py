@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from allocation.families import TRAINED
 from allocation.model_spec import from_config, known_models
-from areal_like.commands import app
+from areal_like.__main__ import app
 from areal_like.core.config.load import load
 from areal_like.core.config.schema import InitModelConfig
 from areal_like.demo.init_model import write_init_model

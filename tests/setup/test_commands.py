@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from areal_like.commands import app
+from areal_like.__main__ import app
 from areal_like.core.config.load import load
 from areal_like.preflight.trainable import check_trainable
 

@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from allocation.cli import app as allocation
-from areal_like.commands import app as areal_like
+from areal_like.__main__ import app as areal_like
 from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
 

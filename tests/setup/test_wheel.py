@@ -78,7 +78,7 @@ def test_the_wheel_says_what_it_needs_and_gives(wheel: zipfile.ZipFile) -> None:
     }
     assert len(needs[""]) <= 5
     entries = read(wheel, "entry_points.txt")
-    assert "[console_scripts]\nallocation = allocation.cli:app\nareal-like = areal_like.commands:main" in entries
+    assert "[console_scripts]\nallocation = allocation.cli:app\nareal-like = areal_like.__main__:main" in entries
     assert all(f"[{group}]" in entries for group in PROJECT.get("entry-points", {}))
 
 

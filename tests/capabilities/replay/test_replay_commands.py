@@ -10,13 +10,13 @@ import pytest
 from recorded import batch, record, write
 from typer.testing import CliRunner
 
+from areal_like.__main__ import app
 from areal_like.capabilities.replay import disk_cost, verdicts
 from areal_like.capabilities.replay.comparison import rounding
 from areal_like.capabilities.replay.evaluation import PromptRewards, describe_rewards, rewards_by_prompt
 from areal_like.capabilities.replay.reader import open_run
 from areal_like.capabilities.replay.step_file import path_of
 from areal_like.capabilities.replay.verdicts import Trained, _parting
-from areal_like.commands import app
 from areal_like.core.config.load import dump, load
 from areal_like.core.errors import CheckpointError
 from areal_like.preflight import preflight

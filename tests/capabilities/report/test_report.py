@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from allocation import compile as compile_plan
 from allocation.views.svg import plan_svg
-from areal_like import commands
+from areal_like import __main__ as commands
 from areal_like.capabilities.report.page import TEMPLATE, Report
 from areal_like.capabilities.report.run_page import RunPage
 from areal_like.capabilities.report.write import write_report
