@@ -21,7 +21,7 @@ from areal_like.core.types import Score
 from areal_like.core.weights import WeightSync
 from areal_like.exclusions import Exclusion, find_excluded
 from areal_like.job import Job
-from areal_like.known import Known as Known
+from areal_like.known import Known
 from areal_like.metrics.listener import Listener
 from areal_like.metrics.record import Record
 from areal_like.rewards.teacher import Teacher

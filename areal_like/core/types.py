@@ -7,7 +7,7 @@ log p(tokens[i] | tokens[:i]), so it is meaningless (0) for a sequence's first t
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,18 @@ class Prompt:
 
 type AnswerCheck = Callable[[str], tuple[str, str] | None]
 """What a reference answer lacks, so that no response can equal it, and what would do; None where nothing is wrong."""
+
+
+class Piece(NamedTuple):
+    """Part of a response that a server generated since the previous one.
+
+    `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
+    `info` has the fields of the columns that servers return (`columns.Column.sent`).
+    """
+
+    columns: Ints
+    finish_reason: FinishReason | None
+    info: Any = None
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from areal_like.metrics.listener import Listener
 from areal_like.metrics.names import ABOUT_FILE, SUMMARY_FILE
 from areal_like.metrics.rollback import forget
 from areal_like.metrics.samples import Decode, SampleRow, escape, pick, reward_of, sample_of, thin_out, write_samples
-from areal_like.metrics.scalars import CONTROLLER, step_scalars
-from areal_like.metrics.sinks import StatsSink
+from areal_like.metrics.scalars import CONTROLLER, StatsSink, step_scalars
 
 WAIT_S = 600.0  # a write that takes longer hangs
 

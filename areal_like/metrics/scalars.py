@@ -1,8 +1,19 @@
 """The metrics of a step, by their names in loggers."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from areal_like.core.events import Event
+
+
+class StatsSink(Protocol):
+    """Receives the scalars of each step; both methods raise RecordError if writing fails."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add one value per name at `step`; a step may be logged several times."""
+
+    def close(self) -> None:
+        """Close the sink after the last call of `log`."""
 
 
 def idle_share(events: Iterable[Event], role: str, start: float, end: float) -> float | None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allocation.diagnostics import Finding, has_errors
-from areal_like.capability import Known, served_forms
+from areal_like.capability import served_forms
 from areal_like.core.config.load import LoadedConfig
 from areal_like.job import Job
+from areal_like.known import Known
 from areal_like.preflight.checks import run_checks
 from areal_like.preflight.data import Prompts, image_share
 from areal_like.preflight.layout import find_plan

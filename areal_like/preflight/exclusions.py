@@ -2,9 +2,9 @@
 
 from allocation.adapters import attention_layers
 from allocation.diagnostics import Severity
-from areal_like.capability import Known
 from areal_like.core.config.schema import ALL_LINEAR, TeacherConfig
 from areal_like.exclusions import Feature
+from areal_like.known import Known
 from areal_like.preflight.lora import FEED_FORWARD
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3")  # families whose adapters tests compare with merged weights

@@ -11,7 +11,8 @@ from typing import Literal
 
 from allocation.diagnostics import Finding, Severity
 from allocation.plan import Plan
-from areal_like.backends.ray.resources import bundles, check_existing, names_gpus
+from areal_like.backends.ray.bundles import bundles, names_gpus
+from areal_like.backends.ray.resources import check_existing
 from areal_like.core.checkpoint.store import DIRECTORY
 from areal_like.core.config.findings import finding, missing_package
 from areal_like.core.config.schema import RunConfig

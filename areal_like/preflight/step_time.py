@@ -9,9 +9,9 @@ from allocation.hardware import GIB, GPUS, Gpu
 from allocation.memory import footprint, shared_peak
 from allocation.model_spec import ModelSpec
 from allocation.plan import Cluster, Plan
-from allocation.planner import Task, training_seconds
 from allocation.planner.choice import PredictedTrainer
-from allocation.planner.task import EXPERTS, FULL, PLAIN
+from allocation.planner.seconds import training_seconds
+from allocation.planner.task import EXPERTS, FULL, PLAIN, Task
 from allocation.rules.memory import TIGHT
 from allocation.settings import BatchSpec, MegatronSettings, Workload
 from areal_like.core.config.schema import RunConfig, TrainerRole

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from areal_like.backends.ray.run import RunCluster
 from areal_like.backends.ray.workers import WorkerGroup
 from areal_like.core.checkpoint.files import call_disk
-from areal_like.core.config.schema import TrainerRole
 from areal_like.core.errors import WorkerError
 from areal_like.core.loop.stopping import Stop
-from areal_like.job import Job
-from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory
 from areal_like.run.lost_nodes import find_layout, find_lost_devices, map_devices, regain, trainer_devices
-from areal_like.run.ready import Serving, Trainers
+from areal_like.run.ready import Run, Trainers
 from areal_like.run.recording import open_sinks
 from areal_like.run.startup import StartupTimes, ready_trainers, saved_trainers
 from areal_like.run.trainer_restarts import StartedTrainer, train_to_the_end
-from areal_like.run.training import train
+
+type Train = Callable[[Run, Trainers, RunDirectory, Stop], Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True)
-class Run:
-    """The parts that every attempt to train shares."""
-
-    cluster: RunCluster
-    job: Job
-    models: Mapping[TrainerRole, Path]
-    view: View
-    serving: Serving
-
-
-async def train_on(run: Run, trainers: Trainers, opened: RunDirectory) -> None:
-    """Train to the last step; the trainer is restarted where it is lost (`recover.restarts_per_hour`)."""
+async def train_on(run: Run, train: Train, trainers: Trainers, opened: RunDirectory) -> None:
+    """Train to the last step by `train`; the trainer is restarted where it is lost (`recover.restarts_per_hour`)."""
     config = run.job.config
     place = opened  # of the present attempt
 
@@ -46,10 +31,14 @@ async def train_on(run: Run, trainers: Trainers, opened: RunDirectory) -> None:
         _end_trainers(run)
         here = await _fitting(run)
         place = await call_disk(place.roll_back, partial(open_sinks, here.job), run.view.say)
-        return await _attempt(here, await _start_trainers(here, place), place)
+        return await _attempt(here, train, await _start_trainers(here, place), place)
 
     await train_to_the_end(
-        await _attempt(run, trainers, opened), restart, config.trainer_restarts, config.host_timeout_s, run.view.say
+        await _attempt(run, train, trainers, opened),
+        restart,
+        config.trainer_restarts,
+        config.host_timeout_s,
+        run.view.say,
     )
 
 
@@ -78,12 +67,12 @@ async def _fitting(run: Run) -> Run:
 
 async def _start_trainers(run: Run, opened: RunDirectory) -> Trainers:
     times = StartupTimes()
-    trainers, reference = await ready_trainers(run.cluster, run.job, run.models, opened, run.view, times)
+    trainers = await ready_trainers(run.cluster, run.job, run.models, opened, run.view, times)
     run.view.say(str(times))
-    return Trainers(trainers, reference)
+    return trainers
 
 
-async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> StartedTrainer:
+async def _attempt(run: Run, train: Train, trainers: Trainers, opened: RunDirectory) -> StartedTrainer:
     recovery = opened.recovery(run.job.config, saved_trainers(run.job.config, trainers.roles))
 
     async def settle() -> None:
@@ -95,6 +84,6 @@ async def _attempt(run: Run, trainers: Trainers, opened: RunDirectory) -> Starte
     return StartedTrainer(
         groups,
         await run.cluster.beats(groups),
-        lambda: train(run.cluster, run.job, run.view, run.serving, trainers, opened, Stop(recovery, run.view.say)),
+        lambda: train(run, trainers, opened, Stop(recovery, run.view.say)),
         settle,
     )

@@ -9,7 +9,7 @@ from areal_like.core.loop.evaluation import EvaluationSet, Evaluator
 from areal_like.core.loop.prompt_results import PromptResults
 from areal_like.core.rollout.admission import Admission
 from areal_like.core.rollout.collector import Collector
-from areal_like.core.rollout.pool import Sampling
+from areal_like.core.rollout.sample import Sampling
 from areal_like.core.rollout.single_turn import MakesWorkflows
 from areal_like.core.rollout.stream import PromptStream
 from areal_like.job import Job

@@ -34,7 +34,7 @@ from areal_like.metrics.console import View, complain
 from areal_like.metrics.names import METRICS_FILE, SUMMARY_FILE
 from areal_like.metrics.record import Record
 from areal_like.metrics.rollback import forget
-from areal_like.metrics.sinks import StatsSink
+from areal_like.metrics.scalars import StatsSink
 from areal_like.preflight.machine import CONFIG_FILE, FAILED_FILE
 from areal_like.runtime.owner import Ownership, Silence, describe_owner, holders, last_owner, take_over
 

@@ -1,17 +1,21 @@
 """GPUs that trainer and servers share: colocated or time-shared (`rollout.sharing`)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from areal_like.core.config.schema import RunConfig
+from areal_like.backends.ray.run import RunCluster
+from areal_like.core.config.schema import RunConfig, TrainerRole
 from areal_like.core.loop.loop import RESIDENT, Sharing
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.trainer.engine import Part
 from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights import WeightSync, time_limit
+from areal_like.core.weights import WeightSync, publish, time_limit
+from areal_like.job import Job
+from areal_like.run.ready import Serving
+from areal_like.run.start import weight_sync
 
 BESIDE_WEIGHTS: tuple[Part, ...] = ("grads", "optimizer")
 
@@ -72,3 +76,25 @@ def share_gpus(
         return RESIDENT, sync
     alternate = Alternate(sync, trainers, pool, config.weight_update.timeout_s, phase)
     return alternate, alternate
+
+
+async def connect(
+    cluster: RunCluster,
+    job: Job,
+    serving: Serving,
+    trainers: Mapping[TrainerRole, Trainer],
+    version: int,
+    phase: Callable[[str], AbstractContextManager[None]],
+) -> tuple[Sharing, WeightSync]:
+    """Send the trainer's weights to the servers as `version`; return what switches their GPUs, and the transport.
+
+    Time-shared GPUs are the trainer's afterwards.
+    """
+    config, trainer = job.config, trainers["actor"]
+    adapters = {name: trainer.using(name) for name in config.adapters}
+    transport = weight_sync(cluster, job, trainer, serving.pool, serving.source, adapters)
+    sharing, sync = share_gpus(config, transport, tuple(trainers.values()), serving.pool, phase)
+    await sharing.to_trainer(None)
+    await sync.connect()
+    await publish(sync, version, config.weight_update.timeout_s)
+    return sharing, sync

@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from areal_like.backends.ray.run import RunCluster
 from areal_like.core.config.schema import TrainerRole
 from areal_like.core.rollout.pool import ServerPool
 from areal_like.core.rollout.single_turn import MakesWorkflows
 from areal_like.core.trainer.remote import Reference, Trainer
 from areal_like.core.transfer import FileSource
+from areal_like.job import Job
+from areal_like.metrics.console import View
 from areal_like.rewards.scoring import Rewards
 from areal_like.rewards.teacher import Teacher
 
@@ -39,3 +43,14 @@ class Trainers:
 
     roles: Mapping[TrainerRole, Trainer]
     reference: Reference | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts that every attempt to train shares."""
+
+    cluster: RunCluster
+    job: Job
+    models: Mapping[TrainerRole, Path]
+    view: View
+    serving: Serving

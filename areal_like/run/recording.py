@@ -14,7 +14,8 @@ from areal_like.core.loop.logprob_check import allowed_logprob_diff
 from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.metrics.record import Record
-from areal_like.metrics.sinks import StatsSink, make_sinks
+from areal_like.metrics.scalars import StatsSink
+from areal_like.metrics.sinks import make_sinks
 
 MOST_DRAWN = 512  # devices in the report's picture of the plan
 

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from areal_like.backends.ray.run import RunCluster
 from areal_like.capability import Started, make_hooks
-from areal_like.core.config.schema import TrainerRole
 from areal_like.core.gc_tuning import gc_tuned
-from areal_like.core.loop.loop import Parts, Sharing, reinforce
+from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.step import Models
 from areal_like.core.loop.stopping import Stop
 from areal_like.core.rollout.collector import token_ledger
-from areal_like.core.trainer.remote import Trainer
-from areal_like.core.weights import WeightSync, publish
-from areal_like.job import Job
-from areal_like.metrics.console import View
 from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.directory import RunDirectory
-from areal_like.run.gpu_sharing import share_gpus
+from areal_like.run.gpu_sharing import connect
 from areal_like.run.parts import make_parts, make_results
-from areal_like.run.ready import Serving, Trainers
-from areal_like.run.start import weight_sync
+from areal_like.run.ready import Run, Serving, Trainers
 
 
-async def train(
-    cluster: RunCluster, job: Job, view: View, serving: Serving, trainers: Trainers, opened: RunDirectory, stop: Stop
-) -> None:
+async def train(run: Run, trainers: Trainers, opened: RunDirectory, stop: Stop) -> None:
     """Bring the weights to the servers and train from the place of `opened`."""
-    config = job.config
+    cluster, job, serving, config = run.cluster, run.job, run.serving, run.job.config
     pool, state, record, trainer = serving.pool, opened.state, opened.record, trainers.roles["actor"]
     adapters = {name: trainer.using(name) for name in config.adapters}
     with record.doing("connecting trainer and servers"):
@@ -49,7 +38,7 @@ async def train(
         shared_dir=cluster.shared_dir,
         on_nodes=cluster.on_nodes,
         resumed=state.version if opened.checkpoint else None,
-        say=view.say,
+        say=run.view.say,
     )
     async with asyncio.TaskGroup() as groups:  # which use the pools: when one fails, they end before those
         parts = await _make_parts(started, serving, trainers, opened, groups)
@@ -57,28 +46,6 @@ async def train(
         with stop.accept():
             async with gc_tuned():
                 await reinforce(config, parts, job.steps, record, state if opened.checkpoint else None)
-
-
-async def connect(
-    cluster: RunCluster,
-    job: Job,
-    serving: Serving,
-    trainers: Mapping[TrainerRole, Trainer],
-    version: int,
-    phase: Callable[[str], AbstractContextManager[None]],
-) -> tuple[Sharing, WeightSync]:
-    """Send the trainer's weights to the servers as `version`; return what switches their GPUs, and the transport.
-
-    Time-shared GPUs are the trainer's afterwards.
-    """
-    config, trainer = job.config, trainers["actor"]
-    adapters = {name: trainer.using(name) for name in config.adapters}
-    transport = weight_sync(cluster, job, trainer, serving.pool, serving.source, adapters)
-    sharing, sync = share_gpus(config, transport, tuple(trainers.values()), serving.pool, phase)
-    await sharing.to_trainer(None)
-    await sync.connect()
-    await publish(sync, version, config.weight_update.timeout_s)
-    return sharing, sync
 
 
 async def _make_parts(

@@ -178,7 +178,7 @@ def test_an_existing_cluster_that_does_not_answer(four_nodes: ExistingCluster, m
 
 
 def test_a_host_without_a_cluster(tmp_path: Path) -> None:
-    code = "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.backends.ray.resources import main"
+    code = "import psutil; psutil.process_iter = lambda *_, **__: iter(()); from areal_like.backends.ray.listing import main"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
     answer = subprocess.run([sys.executable, "-c", f"{code}; main()", "auto"], env=env, capture_output=True, text=True)
     problem = json.loads(answer.stdout.splitlines()[-1])["problem"]

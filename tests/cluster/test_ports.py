@@ -11,9 +11,9 @@ import pytest
 from limits import HUNG_S
 from torch.distributed import TCPStore
 
+from areal_like.backends.ray.address import address_problem
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.ray.placement import url
-from areal_like.backends.ray.ray_cluster import address_problem
 from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
 from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.core.config.findings import ConfigError

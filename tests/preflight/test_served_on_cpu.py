@@ -7,7 +7,7 @@ from test_preflight import check
 
 from allocation.vision import Tower
 from areal_like.core.config.load import load
-from areal_like.preflight.checks import check_options
+from areal_like.preflight.options import check_options
 from areal_like.preflight.served_layout import check_served_layout
 
 TOWER = Tower(layers=1, hidden=8, ffn=16, gated=False, pixels=12, merged=4, ends=8)

@@ -15,8 +15,8 @@ from aiohttp import web
 from areal_like.backends.http import Connection, encode
 from areal_like.backends.ray.placement import url as url_of
 from areal_like.core.rollout.backends import ServerBackend
-from areal_like.core.rollout.server import Generation, Load, Part, Piece, ServerSpec
-from areal_like.core.types import FinishReason
+from areal_like.core.rollout.server import Generation, Load, Part, ServerSpec
+from areal_like.core.types import FinishReason, Piece
 
 
 class FakeActor:

@@ -20,7 +20,7 @@ from areal_like.backends.sglang.labels import COLUMNS, LABELS, TokenLabels, Wron
 from areal_like.backends.sglang.patches.columns import with_columns
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Unavailable
-from areal_like.core.rollout.server import Piece
+from areal_like.core.types import Piece
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
 TOKENS = st.lists(st.tuples(LOGPROBS, st.integers(0, 2**31 - 1), st.integers(0, 3)), max_size=40)

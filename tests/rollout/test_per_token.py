@@ -27,12 +27,11 @@ from areal_like.core.rollout import router
 from areal_like.core.rollout.http import Deadline
 from areal_like.core.rollout.joining import as_response as prompt_of
 from areal_like.core.rollout.joining import join_parts
-from areal_like.core.rollout.pool import Response, Sampling, ServerPool
-from areal_like.core.rollout.sample import Sample
-from areal_like.core.rollout.server import Piece
+from areal_like.core.rollout.pool import ServerPool
+from areal_like.core.rollout.sample import Response, Sample, Sampling
 from areal_like.core.sampling_masks import KEPT
 from areal_like.core.trainer.packing import packs
-from areal_like.core.types import FinishReason, LossSpec, Prompt, Reward, Trajectory
+from areal_like.core.types import FinishReason, LossSpec, Piece, Prompt, Reward, Trajectory
 
 SHAPE = RouteShape(layers=3, with_experts=(1, 2), chosen=2, experts=8)
 SAMPLING = Sampling(max_new_tokens=4, columns={ROUTES: SHAPE})

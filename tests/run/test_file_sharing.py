@@ -9,7 +9,7 @@ from running import CONFIG, SMALL
 
 from areal_like.core.config.load import load
 from areal_like.launch import check
-from areal_like.run.assemble import find_sharing
+from areal_like.run.file_sharing import find_sharing
 
 MODEL = Path("/runs/initial_model")
 

@@ -13,7 +13,7 @@ from running import CONFIG
 from areal_like.core.config.load import load
 from areal_like.core.types import Batch, LossSpec
 from areal_like.preflight import preflight
-from areal_like.run.startup import warm_start
+from areal_like.run.warmup import warm_start
 
 
 def test_answers_are_fitted_at_temperature_one_and_judged_at_that_of_sampling(tmp_path) -> None:

@@ -11,7 +11,7 @@ from areal_like.core.config.load import load
 from areal_like.core.trainer.packing import make_schedule
 from areal_like.job import Job
 from areal_like.preflight import preflight
-from areal_like.run.startup import warmup_batch, warmup_roles
+from areal_like.run.warmup import warmup_batch, warmup_roles
 
 APART = ("actor.backend=megatron:d2", "rollout.backend=sglang:d1", "cluster.n_gpus_per_node=8")
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from allocation.plan import ParallelSizes
 from areal_like.backends.options import OptionProblem, read_options, read_rules
-from areal_like.core.config.findings import nearest_words
-from areal_like.core.config.keys import KeyOf, actor_key
+from areal_like.core.config.findings import KeyOf, actor_key, nearest_words
 from areal_like.core.config.schema import EngineConfig, MegatronConfig
 
 TABLE = Path(__file__).with_name("options.json")

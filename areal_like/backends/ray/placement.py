@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from areal_like.backends.ray.bundles import bundles, cluster_resources, fits, names_gpus, node_devices, shortage
 from areal_like.backends.ray.head import head_answers
-from areal_like.backends.ray.resources import bundles, cluster_resources, fits, names_gpus, node_devices, shortage
 from areal_like.core.errors import ClusterError
 
 if TYPE_CHECKING:

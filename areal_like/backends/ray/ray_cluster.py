@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import logging
 import os
-import re
 import secrets
 import socket
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from areal_like.backends.ray.address import address_problem, resolve_address
 from areal_like.backends.ray.head import head_url
 from areal_like.backends.ray.lifetime import ignore_interrupts
 from areal_like.backends.ray.ray_processes import ray_processes_watched
@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # every worker imports this module
     from areal_like.core.config.schema import SchedulerConfig
 
 LOOPBACK = "127.0.0.1"
-CONNECT_LIMIT_S = 10.0
 DISCONNECT_LIMIT_S = 5.0
 NODE_LIMIT_S = 120.0  # limit of the start of a private cluster's node; Ray's own limit is 30 s
 NODE_POLL_S = 0.2
@@ -105,7 +104,7 @@ def _connecting(
         if local:
             _start_private(n_slots, uses_gpus, directory)
         else:
-            ray.init(_resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(resolve_address(scheduler.address)[0], log_to_driver=False, logging_level=logging.ERROR)
 
     thread = RayThread(start, ray.shutdown if local else _disconnect, scheduler.startup_timeout_s)
     try:
@@ -219,44 +218,6 @@ def _configure(settings: dict[str, str]) -> None:
     if "ray" in sys.modules and any(os.environ.get(name) != value for name, value in settings.items()):
         raise ClusterError("ray was imported before the run's cluster was started; import it later or not at all")
     os.environ.update(settings)
-
-
-def address_problem(address: str) -> tuple[str, str] | None:
-    """Connect to the `address` of an existing cluster; return the problem and a fix, or None.
-
-    Ray itself would search for minutes, or start a cluster.
-    """
-    named, source = _resolve_address(address)
-    if named == "auto":
-        return None
-    name = f"{named} (`auto`, from {source})" if source else named
-    parts = re.fullmatch(r"(?P<host>\[[^]\s]+\]|[^:\s]+):(?P<port>[0-9]{1,5})", named)
-    if parts is None or int(parts["port"]) > 65535:
-        return f"{name!r} is not `auto` or HOST:PORT", "write it like 10.0.0.1:6379"
-    try:
-        socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), CONNECT_LIMIT_S).close()
-    except socket.gaierror as error:
-        help = "name it in DNS or in this host's /etc/hosts, or write the IP address of the cluster's first node"
-        return f"the host name in {name} does not resolve on this host: {error.strerror}", help
-    except (OSError, UnicodeError) as error:  # a host name may be too long for its codec
-        help = f"start a cluster there with `ray start --head --port {parts['port']}`, or set scheduler.type=local"
-        return f"nothing answers at {name}: {error}", help
-    return None
-
-
-def _resolve_address(address: str) -> tuple[str, str]:
-    """Return the resolved address, and its source if that is not this text. Ray uses the same two sources.
-
-    `ray start` writes the file, which stays when that cluster is killed (Ray 2.60 `_common/utils.py`,
-    `get_ray_address_file`).
-    """
-    if address != "auto":
-        return address, ""
-    if named := os.environ.get("RAY_ADDRESS"):
-        return named, "RAY_ADDRESS"
-    temporary = os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp"
-    last = Path(os.environ.get("RAY_TMPDIR", temporary), "ray", "ray_current_cluster")
-    return (last.read_text().strip(), str(last)) if last.is_file() else (address, "")
 
 
 def _reason(error: BaseException) -> str:

@@ -17,8 +17,8 @@ from areal_like.core.columns import Column, served_columns
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.sample import refuse_field
-from areal_like.core.rollout.server import OF_ALL, Part, Piece
-from areal_like.core.types import FinishReason
+from areal_like.core.rollout.server import OF_ALL, Part
+from areal_like.core.types import FinishReason, Piece
 
 
 def part_of(event: bytes, server: str) -> Part:

@@ -8,12 +8,12 @@ from allocation.diagnostics import Finding
 from areal_like.capabilities.agents.forms import Level, WorkflowError, level_of
 from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.settings import branch_of, episode_of
-from areal_like.capability import Known
 from areal_like.core.algorithms.settings import PRESETS, settings_of
 from areal_like.core.config.findings import finding, nearest_words, warn_ignored
 from areal_like.core.config.schema import RewardConfig, RunConfig
 from areal_like.core.rollout.backends import backend_of
 from areal_like.core.user_code import Portable, UserCodeError, load_object
+from areal_like.known import Known
 from areal_like.runtime.ports import reserve_port
 
 KEY = "rollout.branch"

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from allocation.diagnostics import Finding
 from areal_like.capabilities.curriculum.schema import CurriculumConfig, CurriculumKeys
-from areal_like.capability import Known
 from areal_like.core.config.findings import finding, nearest_words
 from areal_like.core.config.keys import with_keys
 from areal_like.core.types import Prompt, value_at
+from areal_like.known import Known
 from areal_like.preflight.exclusions import SEVERAL
 from areal_like.preflight.prompt_results import check_visits
 

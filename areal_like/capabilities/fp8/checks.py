@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding, Severity
 from allocation.memory.fp8 import BLOCK, FAMILIES, fp8_layers
 from areal_like.capabilities.fp8.schema import Fp8Keys
-from areal_like.capability import Known
 from areal_like.core.algorithms.settings import PRESETS, Settings, settings_of
 from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
+from areal_like.known import Known
 
 _KEY = "rollout.dtype"
 _HOPPER = "9.0"  # on other GPUs SGLang computes with weights or scales that it derives after loading

@@ -10,9 +10,9 @@ from areal_like.capabilities.agents.takers import find_takers
 from areal_like.capabilities.mcp.parameter import NAME
 from areal_like.capabilities.mcp.schema import McpKeys
 from areal_like.capabilities.mcp.servers import McpError, probe
-from areal_like.capability import Known
 from areal_like.core.config.findings import finding, warn_ignored
 from areal_like.core.config.keys import with_keys
+from areal_like.known import Known
 
 _KEY = "episode.mcp_servers"
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
 from areal_like.capabilities.moving_teacher.schema import MovingKeys
-from areal_like.capability import Known
 from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
+from areal_like.known import Known
 from areal_like.preflight.model import find_spec
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from allocation.diagnostics import Finding
 from areal_like.capabilities.operations.prometheus import PrometheusEndpoint, split_address
 from areal_like.capabilities.operations.schema import ExportKeys
-from areal_like.capability import Known
 from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
 from areal_like.job import Job
+from areal_like.known import Known
 from areal_like.metrics.listener import Listener
 
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 from allocation.diagnostics import Finding, Severity
 from areal_like.capabilities.replay.schema import ReplayKeys
-from areal_like.capability import Known, served_forms
+from areal_like.capability import served_forms
 from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
+from areal_like.known import Known
 
 COLUMNS = 3 * 4  # bytes of a token: its id, its log-prob and its version
 INPUT = 4  # of each log-prob or value that the algorithm needs

@@ -170,8 +170,8 @@ async def start_trainers(
         ports=job.config.cluster.ports,
         interface=job.config.cluster.interface,
     ) as cluster:
-        trainers, reference = await ready_trainers(cluster, job, models, opened, View(enabled=False), StartupTimes())
-        actor = trainers["actor"]
+        ready = await ready_trainers(cluster, job, models, opened, View(enabled=False), StartupTimes())
+        trainers, actor = ready.roles, ready.roles["actor"]
         policies = {
             part.adapter or "": Policy(
                 part.adapter or "", part.config, part.algorithm, actor.using(part.adapter) if part.adapter else actor,
@@ -179,8 +179,8 @@ async def start_trainers(
             )
             for part in (job.adapters or [job])
         }  # fmt: skip
-        known = Models(reference, trainers.get("critic"))
-        yield Replay(cluster, job, models["actor"], policies, known, trainers, reference, place.version)
+        known = Models(ready.reference, trainers.get("critic"))
+        yield Replay(cluster, job, models["actor"], policies, known, trainers, ready.reference, place.version)
 
 
 async def replay_to(replay: Replay, run: RecordedRun, last: int) -> AsyncIterator[tuple[StepFile, StepFile]]:

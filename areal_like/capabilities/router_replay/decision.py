@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from areal_like.capabilities.router_replay.columns import MOST_EXPERTS, ROUTES, RouteShape
 from areal_like.capabilities.router_replay.schema import RouterReplayKeys
-from areal_like.capability import Known
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.schema import RunConfig
 from areal_like.exclusions import Feature
 from areal_like.job import Job
+from areal_like.known import Known
 
 KEY = "rollout.router_replay"
 _AUTO, _FUSED = f"{KEY}=auto", "moe_router_fusion"

@@ -13,10 +13,10 @@ from areal_like.capabilities.sandbox.bubblewrap import PROGRAM
 from areal_like.capabilities.sandbox.parameter import NAME
 from areal_like.capabilities.sandbox.protocol import SandboxError
 from areal_like.capabilities.sandbox.schema import CONTAINER_TOOLS, SandboxConfig, SandboxKeys
-from areal_like.capability import Known
 from areal_like.core.config.findings import finding, warn_ignored
 from areal_like.core.config.keys import with_keys
 from areal_like.core.user_code import UserCodeError
+from areal_like.known import Known
 
 _KEY, _BACKEND = "episode.sandbox", "episode.sandbox.backend"
 

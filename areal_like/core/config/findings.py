@@ -2,11 +2,18 @@
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allocation.diagnostics import Finding, Severity, Source
+
+KeyOf = Callable[[str], str]  # from a setting of a role, such as `megatron.bridge_type`, to its dotted key
+
+
+def actor_key(setting: str) -> str:
+    """Return the dotted key of the actor's setting."""
+    return f"actor.{setting}"
 
 
 @dataclass(frozen=True)

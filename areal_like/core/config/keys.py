@@ -5,17 +5,10 @@ Secrets among the values are never printed or stored: variables, passwords in UR
 
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from areal_like.core.config.schema import RunConfig, Section
-
-KeyOf = Callable[[str], str]  # from a setting of a role, such as `megatron.bridge_type`, to its dotted key
-
-
-def actor_key(setting: str) -> str:
-    """Return the dotted key of the actor's setting."""
-    return f"actor.{setting}"
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

@@ -23,10 +23,11 @@ from areal_like.core.gc_tuning import release
 from areal_like.core.hooks import Hook, Share, TrainingStep
 from areal_like.core.loop.evaluation import Evaluator
 from areal_like.core.loop.logprob_check import check_logprobs
-from areal_like.core.loop.policies import AnyCollector, Policy, describe_batch, split
+from areal_like.core.loop.policies import Policy, describe_batch, split
 from areal_like.core.loop.prompt_results import PromptResults, describe_place
 from areal_like.core.loop.step import Models, mean_of_shares, train_step
 from areal_like.core.loop.stopping import Stop, unless_stopped
+from areal_like.core.rollout.collector import AnyCollector
 from areal_like.core.weights import WeightSync, publish
 from areal_like.metrics.record import Record
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from areal_like.core.events import span
 from areal_like.core.rollout.admission import Admission
@@ -180,20 +179,107 @@ class Collector:
         return self._drops_in_row > 0
 
 
-class Counts(Protocol):
-    """The counts of a collector, or of the collectors of several adapters."""
+class Collectors:
+    """The collectors of several adapters as one: a batch is the next batch of each.
+
+    A training step raises one version, so the staleness bound holds for each. The group with number k of the adapter at
+    place i of n has the id `i + n * k`, so ids of adapters are disjoint.
+    """
+
+    def __init__(self, own: Mapping[str, Collector]) -> None:
+        self._own = list(own.values())
+        self._names = list(own)
+        for place, collector in enumerate(self._own):
+            collector.workflow = _renumber(collector.workflow, place, len(own))
+            if collector.max_groups is not None:
+                collector.max_groups = max(1, collector.max_groups // len(own))
+
+    def prompt(self, group_id: int) -> Prompt:
+        """Return the prompt of a group."""
+        number, place = divmod(group_id, len(self._own))
+        return self._own[place].prompt(number)
+
+    async def next_batch(self) -> list[Trajectory]:
+        """Wait for the next batch of every adapter."""
+        batches = await asyncio.gather(*(collector.next_batch() for collector in self._own))
+        return [trajectory for batch in batches for trajectory in batch]
+
+    def publish(self, version: int) -> None:
+        """Note that every server holds `version`, and start the groups that this admits."""
+        for collector in self._own:
+            collector.publish(version)
 
     @property
-    def tokens_trained(self) -> int: ...
+    def dropped(self) -> int:
+        """Groups that were dropped, in the whole run."""
+        return sum(collector.dropped for collector in self._own)
 
     @property
-    def tokens_waiting(self) -> int: ...
+    def oldest_s(self) -> float:
+        """Seconds for which the oldest unfinished group has run."""
+        return max(collector.oldest_s for collector in self._own)
+
+    def newly_dropped(self) -> int:
+        """Return how many groups were dropped since the last call."""
+        return sum(collector.newly_dropped() for collector in self._own)
 
     @property
-    def tokens_dropped(self) -> int: ...
+    def taken(self) -> list[int]:
+        """The groups of the last batch."""
+        return self._ids([collector.taken for collector in self._own])
+
+    @property
+    def untrained(self) -> list[int]:
+        """Ids of the groups that were admitted and are not trained yet."""
+        return self._ids([collector.untrained for collector in self._own])
+
+    @property
+    def started(self) -> int:
+        """Groups that ever were."""
+        return sum(self.started_by_adapter.values())
+
+    @property
+    def started_by_adapter(self) -> Mapping[str, int]:
+        """Groups of each adapter that ever were."""
+        return {name: collector.started for name, collector in zip(self._names, self._own, strict=True)}
+
+    @property
+    def tokens_generated(self) -> int:
+        """Tokens in the trajectories of finished groups."""
+        return sum(collector.tokens_generated for collector in self._own)
+
+    @property
+    def tokens_trained(self) -> int:
+        """Tokens of trained groups, in this process."""
+        return sum(collector.tokens_trained for collector in self._own)
+
+    @property
+    def tokens_dropped(self) -> int:
+        """Tokens of dropped groups, in this process."""
+        return sum(collector.tokens_dropped for collector in self._own)
+
+    @property
+    def tokens_waiting(self) -> int:
+        """Tokens of groups that are finished and not trained yet."""
+        return sum(collector.tokens_waiting for collector in self._own)
+
+    def _ids(self, numbers: Sequence[Sequence[int]]) -> list[int]:
+        return [place + len(self._own) * number for place, own in enumerate(numbers) for number in own]
 
 
-def token_ledger(pool: ServerPool, collector: Counts, evaluated: int) -> Mapping[str, float]:
+def _renumber(workflow: Workflow, place: int, adapters: int) -> Workflow:
+    """Return a workflow whose groups have the ids of an adapter's."""
+
+    async def run(prompt: Prompt, number: int) -> list[Trajectory]:
+        return await workflow(prompt, place + adapters * number)
+
+    return run
+
+
+type AnyCollector = Collector | Collectors
+
+
+def token_ledger(pool: ServerPool, collector: AnyCollector, evaluated: int) -> Mapping[str, float]:
     """Return the tokens since the run started or resumed, by place; `generated` is the sum of the others.
 
     `unfinished` counts ended samples in an unfinished group or evaluation. `orphaned` counts answers that no client has

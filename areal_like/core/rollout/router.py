@@ -27,8 +27,9 @@ from areal_like.core.errors import ServerError
 from areal_like.core.rollout.dispatch import AHEAD, Dispatch, Outgoing, PrefixAffinity, QueueEntry, ServerState
 from areal_like.core.rollout.http import Deadline, Unavailable
 from areal_like.core.rollout.sample import Sample
-from areal_like.core.rollout.server import OF_ALL, Generation, Load, Part, Piece, Server
+from areal_like.core.rollout.server import OF_ALL, Generation, Load, Part, Server
 from areal_like.core.rollout.turns import Turns
+from areal_like.core.types import Piece
 
 TOGETHER = 32  # most samples in one HTTP request; SGLang's work per event grows with them
 LOAD_S = 2.0  # between two questions of how full a server is

@@ -13,8 +13,7 @@ import numpy as np
 from areal_like.core.columns import Column, Columns, Form, Values, join, served_columns
 from areal_like.core.errors import ServerError
 from areal_like.core.rollout.http import Unavailable
-from areal_like.core.rollout.server import Piece
-from areal_like.core.types import FinishReason, Floats, Images, Ints
+from areal_like.core.types import FinishReason, Floats, Images, Ints, Piece
 
 
 @dataclass(eq=False)

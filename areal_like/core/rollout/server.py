@@ -9,27 +9,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from areal_like.core.columns import Form, Values
 from areal_like.core.errors import ServerError
 from areal_like.core.transfer import Chain, FileSource, Layout
-from areal_like.core.types import FinishReason, Floats, Images, Ints
+from areal_like.core.types import Floats, Images, Ints, Piece
 
 NO_COLUMNS: Mapping[str, Form] = MappingProxyType({})
 OF_ALL = -1  # the place of a part that is about all of a request's inputs
-
-
-class Piece(NamedTuple):
-    """Part of a response that a server generated since the previous one.
-
-    `columns` are `[3, tokens]`: tokens, their log-probs as the bits of float32, and versions, which never go down.
-    `info` has the fields of the columns that servers return (`columns.Column.sent`).
-    """
-
-    columns: Ints
-    finish_reason: FinishReason | None
-    info: Any = None
 
 
 type Part = tuple[int, Piece | ServerError]  # of a request's input number so and so

@@ -1,26 +1,15 @@
 """Destinations of a run's metrics: one module each, behind `StatsSink`."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from areal_like.core.config.keys import mask
 from areal_like.core.config.schema import RunConfig
+from areal_like.metrics.scalars import StatsSink
 from areal_like.metrics.sinks.mlflow import MLflow
 from areal_like.metrics.sinks.scalars import Scalars
 from areal_like.metrics.sinks.swanlab import SwanLab
 from areal_like.metrics.sinks.tensorboard import TensorBoard
 from areal_like.metrics.sinks.wandb import WandB
-
-
-class StatsSink(Protocol):
-    """Receives the scalars of each step; both methods raise RecordError if writing fails."""
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add one value per name at `step`; a step may be logged several times."""
-
-    def close(self) -> None:
-        """Close the sink after the last call of `log`."""
 
 
 def make_sinks(config: RunConfig, directory: Path, void_from: int | None = None) -> list[StatsSink]:

@@ -111,8 +111,9 @@ async def run(job: Job) -> None:
                 shared_dir=job.config.run_dir / ".weights",
                 lock=opened.lock,
             ) as cluster:
-                trainers, reference = await ready_trainers(cluster, job, models, opened, view, StartupTimes())
-                await train(job, opened, trainers, Models(reference, trainers.get("critic")), cluster.shared_dir)
+                ready = await ready_trainers(cluster, job, models, opened, view, StartupTimes())
+                known = Models(ready.reference, ready.roles.get("critic"))
+                await train(job, opened, ready.roles, known, cluster.shared_dir)
 
 
 async def train(job: Job, opened: RunDirectory, trainers: Any, models: Models, shared_dir: Path) -> None:

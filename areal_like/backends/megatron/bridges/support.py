@@ -28,7 +28,7 @@ from areal_like.backends.megatron.bridges.proven import (
     UNUSABLE,
     WINDOWS,
 )
-from areal_like.core.config.keys import KeyOf, actor_key
+from areal_like.core.config.findings import KeyOf, actor_key
 
 if TYPE_CHECKING:
     from allocation.plan import ParallelSizes
