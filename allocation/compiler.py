@@ -20,9 +20,8 @@ from allocation.model_spec import ModelError, ModelSpec, load_model
 from allocation.nearest import with_remedies
 from allocation.placement import DEFAULT_GPUS_PER_NODE, PlacementRequest, Planned, fill_stars, place
 from allocation.plan import Cluster, EnginePlan, ParallelSizes, Plan
-from allocation.registry import RULES, run_rules
+from allocation.registry import RULES, register_all, run_rules
 from allocation.resolve import Engine, resolve
-from allocation.rules import register_all
 from allocation.settings import BatchSpec, MegatronSettings, MemorySettings, Workload
 
 Spec = str | Mapping[str, str]

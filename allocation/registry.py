@@ -6,7 +6,9 @@ A rule is a small generator of `Problem`s with `@rule`; `docs/rules.md` prints i
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from itertools import islice
+from pkgutil import iter_modules
 from typing import Any
 
 from allocation.diagnostics import Finding, Problem, Severity, Source
@@ -59,6 +61,12 @@ def rule(
         return check
 
     return register
+
+
+def register_all() -> None:
+    """Import, and so register, every rule about allocations. `allocation.convert` registers those about conversions."""
+    for module in iter_modules(import_module("allocation.rules").__path__):
+        import_module(f"allocation.rules.{module.name}")
 
 
 class UnknownSize(Exception):

@@ -162,7 +162,7 @@ def figures(
 def predicted(config: Mapping[str, Any], work: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the trainer's memory as `allocation memory` has it, and seconds of training as the planner has them."""
     from allocation.memory import footprint
-    from allocation.planner import training_seconds
+    from allocation.planner.seconds import training_seconds
     from areal_like.preflight.layout import workloads
     from areal_like.preflight.step_time import _make_task, find_gpu
 

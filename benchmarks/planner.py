@@ -29,7 +29,9 @@ import allocation
 from allocation import BatchSpec, Cluster
 from allocation import efficiency as eff
 from allocation.hardware import GPUS
-from allocation.planner import Task, plan_layouts, training_seconds
+from allocation.planner.search import plan_layouts
+from allocation.planner.seconds import training_seconds
+from allocation.planner.task import Task
 from allocation.settings import MegatronSettings
 from benchmarks import memory
 from benchmarks.report import ROOT, save

@@ -43,7 +43,8 @@ from allocation.settings import DEFAULT_TOKENS, Workload
 
 if TYPE_CHECKING:
     from allocation.memory import Estimate
-    from allocation.planner import Choice, Task
+    from allocation.planner.choice import Choice
+    from allocation.planner.task import Task
 
 DEFAULT_SEQUENCES = 4096  # per step, without --batch: enough to fill every pipeline
 
@@ -139,7 +140,8 @@ def plan(
       allocation plan --model qwen3-30b-a3b -c 4x8 -b 256x8 --response 8192
       allocation plan -m qwen3-0.6b -c 1x8 -b 128x8 --staleness 0 --gpu h200 --json
     """
-    from allocation.planner import Task, plan_layouts
+    from allocation.planner.search import plan_layouts
+    from allocation.planner.task import Task
     from allocation.views.facts import MOST_RANKS
 
     if cluster.n_gpus > MOST_RANKS:
@@ -151,26 +153,17 @@ def plan(
     spec = replace(batch or BatchSpec(256, 8), max_tokens_per_mb=tokens)
     task = Task(shape, cluster, gpu or GPUS["h100"], spec, prompt, response, staleness, ends=(first, last))
     if not (choices := plan_layouts(task, top)):
-        _report_shortfall(task)
+        from allocation.views import planned
+
+        typer.echo(planned.no_layout(task), err=True)
         raise typer.Exit(INVALID)
     _show_layouts(task, choices, as_json)
 
 
-def _report_shortfall(task: Task) -> None:
-    """Report that no layout fits, with the size of a cluster on which one does."""
-    from allocation.planner import fewest_nodes, shortfall
-    from allocation.views import planned
-
-    lines = [*(line.rstrip(".") for line in planned.limits(task))]
-    lines += [f"no layout of {task.model.name} fits on {task.cluster} with {task.gpu.name}", *shortfall(task)]
-    if nodes := fewest_nodes(task):
-        lines.append(f"{nodes}x{task.cluster.n_gpus_per_node} is large enough")
-    typer.echo("; ".join(lines), err=True)
-
-
 def _show_layouts(task: Task, choices: Sequence[Choice], as_json: bool) -> None:
     """Print the layouts, the reasons for the first one, and the alternatives."""
-    from allocation.planner import asynchrony, best_each, best_on
+    from allocation.planner.asynchrony import asynchrony
+    from allocation.planner.search import best_each, best_on
     from allocation.views import planned
 
     best, tide, more = choices[0], asynchrony(task, choices[0]), best_on(task, task.cluster.n_nodes + 1)

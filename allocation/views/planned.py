@@ -15,8 +15,9 @@ from allocation.hardware import GIB
 from allocation.pipeline import EVEN, split_words
 from allocation.planner.asynchrony import Asynchrony
 from allocation.planner.choice import Choice
-from allocation.planner.search import best_servers
+from allocation.planner.search import best_servers, fewest_nodes
 from allocation.planner.seconds import offloaded_bytes
+from allocation.planner.shortfall import shortfall
 from allocation.planner.task import SHARE, Task
 from allocation.rules.memory import TIGHT
 from allocation.views.words import count
@@ -155,3 +156,12 @@ def asynchrony_words(best: Choice, other: Choice | None) -> str:
         f"Asynchrony {pays}: layout 1 takes {best.seconds:.1f} s a step, and the best with {kinds[other.staleness > 0]} "
         f"takes {other.seconds:.1f} s, {other.allocation}."
     )
+
+
+def no_layout(task: Task) -> str:
+    """Return that no layout fits, why, and the size of a cluster on which one does."""
+    lines = [*(line.rstrip(".") for line in limits(task))]
+    lines += [f"no layout of {task.model.name} fits on {task.cluster} with {task.gpu.name}", *shortfall(task)]
+    if nodes := fewest_nodes(task):
+        lines.append(f"{nodes}x{task.cluster.n_gpus_per_node} is large enough")
+    return "; ".join(lines)

@@ -17,10 +17,9 @@ from allocation.hardware import GPUS, find_gpu
 from allocation.memory import footprint_of
 from allocation.parameters import stages
 from allocation.pipeline import EVEN, split_words, uneven_ends
-from allocation.planner import Task, best_servers
-from allocation.planner.search import layouts_of, sizes_of_trainer
+from allocation.planner.search import best_servers, layouts_of, sizes_of_trainer
 from allocation.planner.shortfall import fewest_gpus, least_servers, least_trainer
-from allocation.planner.task import FULL, SHARE, with_ends
+from allocation.planner.task import FULL, SHARE, Task, with_ends
 
 # Counted by hand from the published configurations: attention, router and shared experts of a layer, all its experts,
 # the values that a token's attention keeps (queries, keys, values and output), and all parameters as published.

@@ -14,8 +14,10 @@ from allocation.cli import app
 from allocation.hardware import GPUS, find_gpu
 from allocation.model_spec import from_config
 from allocation.parameters import total_parameters
-from allocation.planner import Task, asynchrony, best_each, best_on, best_servers, plan_layouts, training_seconds
-from allocation.planner.task import EXPERTS, FULL, PLAIN
+from allocation.planner.asynchrony import asynchrony
+from allocation.planner.search import best_each, best_on, best_servers, plan_layouts
+from allocation.planner.seconds import training_seconds
+from allocation.planner.task import EXPERTS, FULL, PLAIN, Task
 from allocation.settings import MegatronSettings
 
 MODELS = {name: allocation.load_model(name) for name in ("qwen3-0.6b", "qwen3-8b", "qwen3-30b-a3b", "olmoe-1b-7b-0924")}

@@ -12,8 +12,7 @@ import numpy as np
 from areal_like.capabilities.agents.prefills import Prefills
 from areal_like.capabilities.agents.schema import BranchConfig
 from areal_like.core.rollout.joining import as_response, join_parts, not_trained
-from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.sample import Response, Sampling
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
 from areal_like.core.rollout.single_turn import TRAJECTORIES, SingleTurn
 from areal_like.core.rollout.turns import Turns
 from areal_like.core.types import FinishReason, Node, Prompt, Reward, Score, Trajectory, Workflow

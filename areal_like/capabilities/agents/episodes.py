@@ -27,8 +27,8 @@ from areal_like.capabilities.agents.turn import Turn
 from areal_like.capabilities.agents.workers.frames import NotPlain, plain
 from areal_like.capabilities.agents.workers.processes import CancelledWithin, TimeLimit, UserProcesses, in_loop
 from areal_like.capabilities.agents.workers.remote import CallStart, EndedWorker
-from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.sample import OnTokens, Response, Sampling
+from areal_like.core.rollout.pool import Response, Sampling, ServerPool
+from areal_like.core.rollout.sample import OnTokens
 from areal_like.core.types import FinishReason, Prompt, Reward, Score, Trajectory, generated_in
 from areal_like.core.user_code import Portable
 from areal_like.data.tokenizer import Tokenizer

@@ -20,8 +20,7 @@ from areal_like.capabilities.agents.user_processes import user_processes
 from areal_like.capabilities.agents.workers.processes import UserProcesses
 from areal_like.core.config.schema import EvaluationConfig, RunConfig
 from areal_like.core.rollout.backends import backend_of
-from areal_like.core.rollout.pool import ServerPool
-from areal_like.core.rollout.sample import Sampling
+from areal_like.core.rollout.pool import Sampling, ServerPool
 from areal_like.core.types import Score, Workflow
 from areal_like.core.user_code import Portable, load_object
 from areal_like.data.tokenizer import Tokenizer

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from areal_like.core.rollout.pool import LONG_PROMPT, ServerPool
-from areal_like.core.rollout.sample import Sampling
+from areal_like.core.rollout.pool import LONG_PROMPT, Sampling, ServerPool
 from areal_like.core.types import Images
 
 

@@ -10,8 +10,8 @@ import pytest
 import allocation
 from allocation import BatchSpec, Cluster
 from allocation.hardware import GPUS
-from allocation.planner import Task
 from allocation.planner.seconds import _flops_per_token
+from allocation.planner.task import Task
 from areal_like.capabilities.operations import hook
 from areal_like.capabilities.operations.hook import Utilization, make_utilization
 
