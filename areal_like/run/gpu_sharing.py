@@ -15,7 +15,7 @@ from areal_like.core.trainer.remote import Trainer
 from areal_like.core.weights import WeightSync, publish, time_limit
 from areal_like.job import Job
 from areal_like.run.ready import Serving
-from areal_like.run.start import weight_sync
+from areal_like.run.transport import weight_sync
 
 BESIDE_WEIGHTS: tuple[Part, ...] = ("grads", "optimizer")
 

@@ -15,7 +15,8 @@ from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.directory import RunDirectory
 from areal_like.run.ready import Trainers
-from areal_like.run.start import carry_user_code, make_reference, start_servers, start_trainer
+from areal_like.run.servers import start_servers
+from areal_like.run.start import carry_user_code, make_reference, start_trainer
 from areal_like.run.warmup import run_warmup_step, warm_start, warmup_roles
 
 

@@ -11,10 +11,9 @@ from areal_like.core.loop.loop import Parts, reinforce
 from areal_like.core.loop.step import Models
 from areal_like.core.loop.stopping import Stop
 from areal_like.core.rollout.collector import token_ledger
-from areal_like.run.adapter_parts import make_adapter_parts
 from areal_like.run.directory import RunDirectory
 from areal_like.run.gpu_sharing import connect
-from areal_like.run.parts import make_parts, make_results
+from areal_like.run.parts import make_adapter_parts, make_parts, make_results
 from areal_like.run.ready import Run, Serving, Trainers
 
 

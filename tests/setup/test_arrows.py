@@ -16,7 +16,30 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 50  # lines of a function
 CAPABILITIES = "areal_like.capabilities."
 CORE = "areal_like.core"
-CHAIN, FAN_OUT = 14, 19  # modules in a chain of imports, and modules of ours that one imports
+CHAIN, FAN_OUT = 14, 14  # modules in a chain of imports, and modules of ours that one imports
+# Modules that still import more, and at most how many. Those that no longer do are removed.
+MORE = {
+    "areal_like.backends.fsdp.engine": 19,
+    "areal_like.backends.megatron.engine": 19,
+    "areal_like.capabilities.replay.replayer": 19,
+    "areal_like.capabilities.agents.episodes": 18,
+    "areal_like.capabilities.agents.make": 18,
+    "areal_like.capabilities.drift.alarm": 18,
+    "areal_like.capabilities.replay.recorder": 18,
+    "areal_like.capability": 18,
+    "areal_like.preflight": 18,
+    "areal_like.preflight.host_memory": 18,
+    "areal_like.preflight.model": 18,
+    "areal_like.run.directory": 17,
+    "areal_like.preflight.resume": 16,
+    "allocation.cli.predictions": 15,
+    "areal_like.backends.megatron.conversion": 15,
+    "areal_like.capabilities.operations.hook": 15,
+    "areal_like.capabilities.replay.verdicts": 15,
+    "areal_like.core.loop.loop": 15,
+    "areal_like.preflight.data": 15,
+    "areal_like.run.assemble": 15,
+}
 # Modules and folders of areal_like/ from the bottom up: each imports only those before it.
 ORDER = [
     "core",
@@ -235,7 +258,9 @@ def test_no_chain_of_imports_is_long():
 
 
 def test_no_module_imports_many_of_ours():
-    assert [f"{module}: {len(names)}" for module, names in graph().items() if len(names) > FAN_OUT] == []
+    many = {module: len(names) for module, names in graph().items() if len(names) > FAN_OUT}
+    assert {module: n for module, n in many.items() if n > MORE.get(module, FAN_OUT)} == {}
+    assert MORE.keys() <= many.keys()
 
 
 def test_no_function_is_longer_than_a_screen():

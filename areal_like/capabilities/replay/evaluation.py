@@ -19,8 +19,8 @@ from areal_like.job import Job
 from areal_like.metrics.console import View
 from areal_like.run.collecting import make_evaluator
 from areal_like.run.gpu_sharing import connect
+from areal_like.run.servers import start_servers
 from areal_like.run.serving import open_serving
-from areal_like.run.start import start_servers
 
 type PromptRewards = Mapping[int, float]  # mean reward of each prompt's samples, by the prompt's number
 

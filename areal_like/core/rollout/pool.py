@@ -21,6 +21,8 @@ from areal_like.core.rollout.server import Server
 from areal_like.core.rollout.turns import Turns
 from areal_like.core.types import Images, Ints
 
+__all__ = ["Requests", "Response", "Sampling", "ServerPool"]
+
 type Check = Callable[[Sequence[Server], Deadline], AbstractAsyncContextManager[None]]
 type Requests = Literal["in_place", "recompute", "drain"]
 

@@ -69,10 +69,8 @@ from areal_like.core.config.schema.trainer import (
     MegatronConfig,
     MicroBatchConfig,
     OptimizerConfig,
-    RecomputedModule,
     ReferenceConfig,
     RoleConfig,
-    SchedulingStrategyConfig,
     TrainerRole,
     WarmStartConfig,
 )
