@@ -22,7 +22,8 @@ import yaml
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
 from areal_like.interop.completion import fill_placeholders
-from areal_like.interop.migrate import Migration, migrate
+from areal_like.interop.migrate import migrate
+from areal_like.interop.rules.translation import Translation
 from benchmarks.report import save
 
 SYSTEMS = {  # repository: its name here, its example files, and what only a file that starts a run contains
@@ -55,7 +56,7 @@ def kind_of(path: str, text: str) -> str:
     return "images" if IMAGES.search(path) or IMAGES.search(text) else "text"
 
 
-def reasons_of(done: Migration) -> list[str]:
+def reasons_of(done: Translation) -> list[str]:
     """Return what keeps a translation from an equal meaning."""
     if not done.same:
         return [*done.problems, *(f"{key}: {note}" for key, note in done.changes.items())]

@@ -19,8 +19,8 @@ _SHARED = "rollout.scheduling_strategy"
 _WITHOUT_GENERATION = ("sft", "dpo")  # algorithms whose origins start no servers
 
 
-def write_layout(reading: Reading, peer: Translation) -> int | None:
-    """Write the allocation, the GPU sharing, and the cluster; return the actor's data-parallel size.
+def write_layout(reading: Reading, peer: Translation) -> None:
+    """Write the allocation, the GPU sharing, and the cluster.
 
     An unreadable layout is left to the user: it does not change training.
     """
@@ -31,7 +31,7 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
             peer.renamed[f"layout {place + 1}"] = str(found.message)
     if errors or not text:
         _leave(peer, "; ".join(errors) or "the configuration contains no layout")
-        return None
+        return
     for key in _KEYS:
         peer.ours.pop(key, None)
     if "vllm" in text:
@@ -41,11 +41,11 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
         plan = compile(allocation)
     except AllocationError as error:
         _leave(peer, f"{text}: {'; '.join(str(found.message) for found in error.findings)}")
-        return None
+        return
     peer.layout = plan
     if not any(engine.servers for engine in plan.engines):
         _leave(peer, f"{allocation} has no servers, which every run needs: write sglang:d1+{allocation}")
-        return None
+        return
     peer.ours["allocation_mode"] = allocation
     _role_layouts(parse(allocation), peer)
     _packing(plan, peer)
@@ -53,7 +53,6 @@ def write_layout(reading: Reading, peer: Translation) -> int | None:
     _cluster(plan.n_gpus, peer)
     if any(len(group.members) > 1 for group in parse(allocation).groups):
         _sharing(reading, peer)
-    return next((engine.sizes.dp for engine in plan.engines if engine.role == "actor"), 1)
 
 
 def share_trainer_gpus(peer: Translation) -> None:

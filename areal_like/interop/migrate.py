@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -31,94 +30,29 @@ _TELLING = {  # keys that identify a system
     "verl": r"\bactor_rollout_ref\b|\bverl\.trainer\b",
     "areal": r"(?m)^(gconfig|rollout|actor|allocation_mode|async_training):|\b(actor|rollout)\.backend=|\ballocation_mode=",
 }
-_HEADINGS = {
-    "changes": "changes training",
-    "missing": "to be set by the user (???)",
-    "refused": "refused by the run's checks",
-    "renamed": "renamed",
-    "unneeded": "unnecessary",
-}
-_QUIET = ("renamed", "unneeded")
 
 
-@dataclass
-class Migration:
-    """A run's YAML, and the notes about it by key.
-
-    `changes`: training changes; `missing`: `???` in the YAML; `refused`: values that a run's checks refuse
-    (`areal_like.interop.checks`); `renamed` and `unneeded` change nothing. `problems` are the unreadable parts.
-    """
-
-    system: str
-    yaml: str = ""
-    changes: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
-    unneeded: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def same(self) -> bool:
-        """Return whether the run, once completed, trains as the other system's configuration does."""
-        return not self.changes and not self.problems
-
-    @property
-    def ready(self) -> bool:
-        """Return whether the YAML is a run that trains as the other system's configuration does."""
-        return self.same and not self.missing and not self.refused
-
-    def report(self, *, verbose: bool = True) -> str:
-        """Return the verdict, and the notes under the heading of their class, one line per key.
-
-        If not `verbose`, the keys that need no attention are only counted.
-        """
-        parts = [self._verdict(), *(f"error: {problem}" for problem in self.problems)]
-        for name, heading in _HEADINGS.items():
-            notes = getattr(self, name)
-            if notes and (verbose or name not in _QUIET):
-                parts += [f"{heading}:", *(f"  {key}: {note}" for key, note in notes.items())]
-        if not verbose and (quiet := [f"{len(getattr(self, n))} {_HEADINGS[n]}" for n in _QUIET if getattr(self, n)]):
-            parts.append(f"{', '.join(quiet)}: list these keys with --verbose")
-        return "\n".join(parts)
-
-    def _verdict(self) -> str:
-        """Return the result in one line."""
-        if self.problems:
-            return "Not converted: the input was not read in full."
-        if self.ready:
-            return "Converted: the run trains as the configuration does."
-        counts = {
-            "changes training": len(self.changes),
-            "must be set by you": len(self.missing),
-            "refused by the run's checks": len(self.refused),
-        }
-        return f"Not ready to run: {'; '.join(f'{number} {what}' for what, number in counts.items() if number)}."
-
-
-def migrate(text: str, system: str | None = None) -> Migration:
+def migrate(text: str, system: str | None = None) -> Translation:
     """Return a run's YAML from a configuration or a script; `system` is one of `TITLES`, or detected from the keys."""
     text = _with_defaults(text)
     system = system or next((name for name, keys in _TELLING.items() if re.search(keys, text)), None)
     if system is None:
         known = ", ".join(TITLES.values())
-        return Migration("", problems=[f"this is not a configuration of {known}: it has none of their keys"])
+        return Translation("", problems=[f"this is not a configuration of {known}: it has none of their keys"])
     reading = Reading.of_command(text) if system == "slime" else Reading.of_config(_as_actor(text, system))
     if not reading.settings:
-        return Migration(system, problems=[str(found) for found in reading.findings] or ["it contains no settings"])
-    done = Migration(system)
-    done.problems += _unread(reading)
-    peer = Translation(system, dict(_read_settings(reading, done)), defaults_of(system, text))
-    peer.changes, peer.missing, peer.renamed, peer.unneeded = done.changes, done.missing, done.renamed, done.unneeded
+        return Translation(system, problems=[str(found) for found in reading.findings] or ["it contains no settings"])
+    peer = Translation(system, defaults=defaults_of(system, text), problems=list(_unread(reading)))
+    peer.said = dict(_read_settings(reading, peer))
     unknown = dict(peer.changes)
     _translate(peer)
-    peer.data_parallel = write_layout(reading, peer)
+    write_layout(reading, peer)
     _follow(peer, text)
     share_trainer_gpus(peer)
     peer.changes |= unknown
     complete(peer)
-    done.yaml = drop_refused(peer)
-    return done
+    peer.yaml = drop_refused(peer)
+    return peer
 
 
 def _with_defaults(text: str) -> str:
@@ -150,7 +84,7 @@ def _as_actor(text: str, system: str) -> str:
     return text
 
 
-def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any]]:
+def _read_settings(reading: Reading, peer: Translation) -> Iterator[tuple[str, Any]]:
     """Yield the settings with their values; a null is None, and a value known only to the shell is left to the user."""
     for key in reading.settings:
         if key.isupper():
@@ -161,29 +95,29 @@ def _read_settings(reading: Reading, done: Migration) -> Iterator[tuple[str, Any
         elif not found.unknown and not _OPEN.search(found.value):
             yield key, _plain(found.value)
         else:
-            yield from _read_unknown(key, found, done)
+            yield from _read_unknown(key, found, peer)
 
 
-def _read_unknown(key: str, found: Setting, done: Migration) -> Iterator[tuple[str, Any]]:
+def _read_unknown(key: str, found: Setting, peer: Translation) -> Iterator[tuple[str, Any]]:
     """Yield a setting whose value is not in the text, and note its dependencies."""
-    known = entry(done.system, key)
+    known = entry(peer.system, key)
     target = known[1].ours if known else None
     why = f"{found.value} depends on {', '.join(found.unknown) or 'values outside the text'}"
     if target in _NAMES:
-        done.unneeded[key] = f"{why}; the default of {target} is used"
+        peer.unneeded[key] = f"{why}; the default of {target} is used"
     elif target and annotation_of(target) is not None:
-        done.missing[target] = f"{key}: {why}"
+        peer.missing[target] = f"{key}: {why}"
         yield key, MISSING
     elif known and known[1].together == "evaluator.datasets" and found.value.count(",") == 1:
-        done.missing["valid_dataset.path"] = f"{key}: {why}"
+        peer.missing["valid_dataset.path"] = f"{key}: {why}"
     elif not found.unknown and re.fullmatch(r"\$\{[\w.]+\}", found.value):  # refers to a section
         yield key, found.value
     elif known is None or not known[1].unneeded:
-        done.changes[key] = why
+        peer.changes[key] = why
         if known and known[1].together:
             yield key, found.value
     else:
-        done.unneeded[key] = known[1].unneeded
+        peer.unneeded[key] = known[1].unneeded
 
 
 def _plain(text: str) -> Any:

@@ -13,7 +13,8 @@ from areal_like.core.config.schema import InitModelConfig
 from areal_like.core.config.validate import unknown_key
 from areal_like.demo.init_model import write_init_model
 from areal_like.interop.keys import TABLES, known_elsewhere
-from areal_like.interop.migrate import Migration, migrate
+from areal_like.interop.migrate import migrate
+from areal_like.interop.rules.translation import Translation
 from areal_like.preflight import preflight
 
 VERL = """
@@ -440,7 +441,7 @@ def test_areals_reference_and_critic_are_those_that_it_would_start(tmp_path, mod
     )
     assert done.problems == []
     here = done.yaml.replace("path: Qwen/Qwen2.5-1.5B-Instruct", f"path: {model}")
-    config = checked(Migration("areal", here), tmp_path, model)
+    config = checked(Translation("areal", yaml=here), tmp_path, model)
     assert config.algorithm == "ppo" and config.ref.path == config.critic.path == config.actor.path
     assert (config.ref.backend, config.critic.backend, config.critic.optimizer) == (None, None, None)
     assert "the actor's" in done.unneeded["critic.optimizer"]

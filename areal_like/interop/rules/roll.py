@@ -1,13 +1,12 @@
 """Values that follow from several of ROLL's keys."""
 
-import math
 import re
 from typing import Any
 
 from areal_like.interop.keys.shared import ALL_WORDS, NO_ALGORITHM
 from areal_like.interop.rules.images import sees_images, write_rows
 from areal_like.interop.rules.offline import train_on_dataset
-from areal_like.interop.rules.roll_turns import BY_TURN, batch_turns, credit_turns, data_parallel
+from areal_like.interop.rules.roll_turns import BY_TURN, batch_turns, credit_turns, samples_per_step
 from areal_like.interop.rules.roll_turns import TRAIN as _TRAIN
 from areal_like.interop.rules.translation import Translation
 from areal_like.interop.rules.verl import aggregation
@@ -65,12 +64,10 @@ def _distil(peer: Translation) -> None:
 
 def _whole_batch(peer: Translation, steps: int) -> None:
     """Write the prompts of an optimizer step, which a pipeline without generation defines per device."""
-    parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    parallel = data_parallel(peer)
-    if parallel is not None and all(isinstance(part, int) for part in parts):
-        peer.ours["train_dataset.batch_size"] = math.prod(parts) * parallel
+    if (size := samples_per_step(peer)) is not None:
+        peer.ours["train_dataset.batch_size"] = size
     else:
-        peer.fill("train_dataset.batch_size", f"{parts[0]} samples per device, {parts[1]} micro-batches")
+        peer.fill("train_dataset.batch_size", "samples of an optimizer step: the trainer's devices are unknown")
     peer.ours["actor.ppo_n_minibatches"] = steps
     if peer.get("query_key"):
         fields = f"{peer.get('prompt_key')} and {peer.get('query_key')}"
@@ -163,9 +160,7 @@ def _batches(peer: Translation) -> None:
     prompts, group = peer.get("rollout_batch_size"), peer.get("num_return_sequences_in_group")
     if any(peer.keys_below("train_env_manager")):
         group = 1  # the batch size counts trajectories
-    parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    if peer.data_parallel and all(isinstance(value, int) for value in (prompts, group, *parts)):
-        size = parts[0] * parts[1] * peer.data_parallel
+    if (size := samples_per_step(peer)) and all(isinstance(value, int) for value in (prompts, group)):
         peer.minibatches(prompts * group, size, f"{_TRAIN}.gradient_accumulation_steps")
     else:
         peer.fill("actor.ppo_n_minibatches", "optimizer steps per training step: the batch size is unknown")
@@ -196,10 +191,8 @@ def _agents(peer: Translation) -> None:
 
 def _batch_divides(peer: Translation, whole: Any) -> bool:
     """Return whether trajectories are single samples that divide evenly into optimizer steps, without a remainder."""
-    parts = [peer.get(f"{_TRAIN}.{k}") for k in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    if peer.get("max_actions_per_traj") != 1 or not all(isinstance(part, int) for part in (whole, *parts)):
-        return False
-    return bool(whole % (math.prod(parts) * (peer.data_parallel or 1)) == 0)
+    size = samples_per_step(peer)
+    return peer.get("max_actions_per_traj") == 1 and isinstance(whole, int) and bool(size) and whole % size == 0
 
 
 def _agent_norm(peer: Translation) -> dict[str, Any]:

@@ -1,22 +1,18 @@
 """ROLL's estimators whose samples are turns of agents: `step_reinforce` and `gigpo`."""
 
 import math
-import re
 
 from areal_like.interop.rules.translation import Translation
 
-TRAIN, CONFIG = "actor_train.training_args", "actor_train.strategy_args.strategy_config"
+TRAIN = "actor_train.training_args"
 BY_TURN = {"step_reinforce": "turn_reinforce", "gigpo": "gigpo"}
 
 
-def data_parallel(peer: Translation) -> int | None:
-    """Return the trainer's data-parallel size by its list of devices, None if it is written in another way."""
-    names = ("tensor_model", "pipeline_model", "context", "ulysses")
-    sizes = [peer.number(f"{CONFIG}.{name}_parallel_size") or 1 for name in names]
-    devices = re.fullmatch(r"list\(range\((\d+), ?(\d+)\)\)", str(peer.get("actor_train.device_mapping")))
-    if devices is None or not all(isinstance(size, int) for size in sizes):
-        return None
-    return (int(devices[2]) - int(devices[1])) // math.prod(int(size) for size in sizes)
+def samples_per_step(peer: Translation) -> int | None:
+    """Return the samples of an optimizer step, None where a part of the product is unknown."""
+    parts = [peer.get(f"{TRAIN}.{key}") for key in ("per_device_train_batch_size", "gradient_accumulation_steps")]
+    parts.append(peer.data_parallel)
+    return math.prod(parts) if all(isinstance(part, int) for part in parts) else None
 
 
 def credit_turns(peer: Translation, estimator: str) -> None:
@@ -42,14 +38,12 @@ def credit_turns(peer: Translation, estimator: str) -> None:
 
 def batch_turns(peer: Translation) -> None:
     """Write optimizer steps of a fixed number of turns, and the length of the schedule, which counts trajectories."""
-    parts = [peer.get(f"{TRAIN}.{key}") for key in ("per_device_train_batch_size", "gradient_accumulation_steps")]
-    parallel, whole = data_parallel(peer), peer.get("rollout_batch_size")
-    if parallel is None or not all(isinstance(part, int) for part in (*parts, whole)):
+    size, whole = samples_per_step(peer), peer.get("rollout_batch_size")
+    if size is None or not isinstance(whole, int):
         peer.fill("actor.turns_per_minibatch", "turns of an optimizer step: the trainer's devices are unknown")
         if (mode := peer.get("batch_adjust_mode")) not in (None, "copy"):
             peer.changes["batch_adjust_mode"] = f"{mode}: all turns are trained"
         return
-    size = math.prod(parts) * parallel
     peer.ours |= {"actor.turns_per_minibatch": size, "actor.ppo_n_minibatches": 1}
     if peer.ours.get("actor.optimizer.lr_scheduler_type", "linear") != "constant":
         samples = whole * (peer.number("actor_infer.generating_args.num_return_sequences") or 1)
@@ -59,7 +53,7 @@ def batch_turns(peer: Translation) -> None:
     inferred = [peer.number(f"{role}.infer_batch_size") or 1 for role in ("actor_train", "reference")]
     if mode == "copy":
         peer.unneeded["batch_adjust_mode"] = "the turns are divided evenly, so no copies fill the last optimizer step"
-    elif size > 1 or any(count * parallel > 1 for count in inferred):
+    elif size > 1 or any(count * (peer.data_parallel or 1) > 1 for count in inferred):
         peer.changes["batch_adjust_mode"] = f"{mode}: all turns are trained"
     else:
         peer.unneeded["batch_adjust_mode"] = "each turn has an optimizer step of its own, so none is left out"

@@ -8,26 +8,44 @@ from allocation.plan import Plan
 from areal_like.interop.keys.shared import ALL_WORDS, ESTIMATORS
 
 MISSING = "???"  # OmegaConf's mark for a value that the user must fill in
+_HEADINGS = {
+    "changes": "changes training",
+    "missing": "to be set by the user (???)",
+    "refused": "refused by the run's checks",
+    "renamed": "renamed",
+    "unneeded": "unnecessary",
+}
+_QUIET = ("renamed", "unneeded")
 NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
 
 
 @dataclass
 class Translation:
-    """Settings of another system (`said`, with None for null), and their conversion.
+    """Settings of another system (`said`, with None for null), our values, and the run's YAML that they become.
 
-    Notes are kept by key, one each: `changes` of training, `renamed`, `unneeded`, and `missing` values.
+    Notes are kept by key, one each. `changes`: training changes; `missing`: `???` in the YAML; `refused`: values that a
+    run's checks refuse (`areal_like.interop.checks`); `renamed` and `unneeded` change nothing. `problems` are the
+    unreadable parts.
     """
 
     system: str
-    said: Mapping[str, Any]
+    said: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     ours: dict[str, Any] = field(default_factory=dict)
     changes: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
     unneeded: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    data_parallel: int | None = None
+    problems: list[str] = field(default_factory=list)
     layout: Plan | None = None
+    yaml: str = ""
+
+    @property
+    def data_parallel(self) -> int | None:
+        """Data-parallel size of the actor, None without a layout."""
+        engines = self.layout.engines if self.layout else ()
+        return next((engine.sizes.dp for engine in engines if engine.role == "actor"), None)
 
     def get(self, *keys: str) -> Any:
         """Return the value of the first key that is set, else the other system's default of the first that has one."""
@@ -117,3 +135,40 @@ class Translation:
             self.ours["actor.behave_imp_weight_cap"] = cap
         if mode != "disabled" and (floor or mode.startswith("geometric")):  # the default is not 0
             self.ours["actor.behave_imp_weight_floor"] = floor or 0
+
+    @property
+    def same(self) -> bool:
+        """Return whether the run, once completed, trains as the other system's configuration does."""
+        return not self.changes and not self.problems
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the YAML is a run that trains as the other system's configuration does."""
+        return self.same and not self.missing and not self.refused
+
+    def report(self, *, verbose: bool = True) -> str:
+        """Return the verdict, and the notes under the heading of their class, one line per key.
+
+        If not `verbose`, the keys that need no attention are only counted.
+        """
+        parts = [self._verdict(), *(f"error: {problem}" for problem in self.problems)]
+        for name, heading in _HEADINGS.items():
+            notes = getattr(self, name)
+            if notes and (verbose or name not in _QUIET):
+                parts += [f"{heading}:", *(f"  {key}: {note}" for key, note in notes.items())]
+        if not verbose and (quiet := [f"{len(getattr(self, n))} {_HEADINGS[n]}" for n in _QUIET if getattr(self, n)]):
+            parts.append(f"{', '.join(quiet)}: list these keys with --verbose")
+        return "\n".join(parts)
+
+    def _verdict(self) -> str:
+        """Return the result in one line."""
+        if self.problems:
+            return "Not converted: the input was not read in full."
+        if self.ready:
+            return "Converted: the run trains as the configuration does."
+        counts = {
+            "changes training": len(self.changes),
+            "must be set by you": len(self.missing),
+            "refused by the run's checks": len(self.refused),
+        }
+        return f"Not ready to run: {'; '.join(f'{number} {what}' for what, number in counts.items() if number)}."
