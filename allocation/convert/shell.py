@@ -75,7 +75,7 @@ class _Shell:
     @property
     def words(self) -> Words:
         """Return the expansion of words with the present variables."""
-        return Words(self.text, self.scope, self._substitute)
+        return Words(self.text, self.scope, self._substitute, self.place)
 
     def run(self, statements: Sequence[Node]) -> Status:
         """Run statements, and return the status of the last one."""
@@ -138,15 +138,13 @@ class _Shell:
         if node.get("Array"):
             elements = node["Array"].get("Elems") or ()
             if any(each.get("Index") for each in elements):
-                self.scope.set(name, self._unknown(name, "a map"))
+                self.scope.forget(name, f"${name}, a map")
                 return None
             found = tuple(word for each in elements for word in words.fields(each["Value"]))
             before = self.scope.get(name) if node.get("Append") else ()
             self.scope.set(name, (*as_words(before), *found))
             return None
         value = words.value(node.get("Value"))
-        if self.place:
-            value = ShellWord(value.text, value.unknown, *self.place, value.whole)
         if node.get("Index"):
             self._assign_element(name, node, value)
             return value
@@ -168,24 +166,18 @@ class _Shell:
         if isinstance(before, tuple | None) and 0 <= place <= len(before or ()):
             self.scope.set(name, (*(before or ())[:place], value, *(before or ())[place + 1 :]))
         else:
-            self.scope.set(name, self._unknown(name, "a map"))
-
-    def _unknown(self, name: str, kind: str) -> ShellWord:
-        return ShellWord(f"${name}", (f"${name}, {kind}",), whole=True)
+            self.scope.forget(name, f"${name}, a map")
 
     def _declare(self, node: Node) -> Status:
-        for each in node.get("Args") or ():
-            if each.get("Name") and self.locals and node["Variant"]["Value"] in _LOCAL:
-                name = each["Name"]["Value"]
+        is_local = node["Variant"]["Value"] in _LOCAL
+        for each in [each for each in node.get("Args") or () if each.get("Name")]:
+            name = each["Name"]["Value"]
+            if self.locals and is_local:
                 self.locals[-1].setdefault(name, (self.scope.has(name), self.scope.get(name)))
-            if (each.get("Value") is not None and each.get("Name")) or each.get("Array"):
+            if each.get("Value") is not None or each.get("Array"):
                 self._assign(each)
-            elif (
-                each.get("Name")
-                and node["Variant"]["Value"] in _LOCAL
-                and (self.locals or not self.scope.has(each["Name"]["Value"]))
-            ):
-                self.scope.set(each["Name"]["Value"], None)
+            elif is_local and (self.locals or not self.scope.has(name)):
+                self.scope.set(name, None)
         return True
 
     # ------------------------------------------------------------------ conditions
@@ -219,11 +211,8 @@ class _Shell:
     def _case(self, node: Node) -> Status:
         subject, taken, certain = self.words.value(node["Word"]), list[Node](), False
         for item in node.get("Items") or ():
-            matched = False if not subject.unknown else None
-            for pattern in item["Patterns"]:
-                matched = matched or matches(subject, pattern, self.words)
-                if matched:
-                    break
+            found = [matches(subject, pattern, self.words) for pattern in item["Patterns"]]
+            matched = True if True in found else None if None in found else False
             if matched is not False:
                 taken.append(item)
             if item["Op"] != ";;" and matched is not False:
@@ -281,8 +270,7 @@ class _Shell:
         """Make the variables unknown that an expression would set."""
         for node in nodes:
             if node.get("Op") in ("=", "+=", "-=", "*=", "/=", "%=", "++", "--"):
-                name = self.words.spell(node["X"])
-                self.scope.set(name, ShellWord(f"${name}", (reason,), whole=True))
+                self.scope.forget(self.words.spell(node["X"]), reason)
             self._forget([node[key] for key in ("X", "Y") if isinstance(node.get(key), dict)], reason)
 
     # ------------------------------------------------------------------ loops
@@ -328,7 +316,7 @@ class _Shell:
         name, body = loop["Name"]["Value"], self._round(lambda: self.run(node["Do"]))
         if any(word.whole for word in items) or node.get("Select"):
             reason = self._reason(node)
-            self.scope.set(name, ShellWord(f"${name}", (reason,), whole=True))
+            self.scope.forget(name, reason)
             self._branches([body, lambda: None], reason)
             return None
         for word in items:
@@ -372,17 +360,51 @@ class _Shell:
 
     def _call(self, node: Node) -> Status:
         words = [word for each in node["Args"] for word in self.words.fields(each)]
-        if self.place:
-            words = [ShellWord(word.text, word.unknown, *self.place, word.whole) for word in words]
         if not words:
             return True
-        name = words[0].text
-        if name in self.functions and not words[0].unknown:
-            return self._call_function(name, words[1:])
-        own = getattr(self, f"_do_{_BUILTINS[name]}", None) if name in _BUILTINS else None
-        if own is not None:
-            status: Status = own(words, node)
-            return status
+        if words[0].text in self.functions and not words[0].unknown:
+            return self._call_function(words[0].text, words[1:])
+        return self._call_builtin(words, node)
+
+    def _call_builtin(self, words: Sequence[ShellWord], node: Node) -> Status:
+        """Do what a command of the shell does; every other command is a program."""
+        name, arguments = words[0].text, words[1:]
+        match name:
+            case ":" | "true" | "false":
+                return name != "false"
+            case "exit" | "return" | "break" | "continue":
+                raise _End(name)
+            case "[" | "test":
+                return check_words(words)
+            case "eval":
+                return self._read_text(
+                    ShellWord(" ".join(word.text for word in arguments), (), words[0].start, words[-1].end)
+                )
+            case "read" | "mapfile" | "readarray" | "getopts":
+                for word in arguments:
+                    if re.fullmatch(r"[A-Za-z_]\w*", word.text):
+                        self.scope.forget(word.text, self._reason(node))
+                return None
+            case "echo" | "printf":
+                self._echo(words, node)
+            case "unset":
+                for word in arguments:
+                    self.scope.set(word.text, None)
+            case "source" | ".":
+                self.script.included += [word.text for word in arguments[:1]]
+            case "set":
+                if arguments and arguments[0].text == "--":
+                    self.scope.arguments = tuple(arguments[1:])
+            case "shift":
+                self.scope.arguments = self.scope.arguments and self.scope.arguments[1:]
+            case "seq":
+                self._write(ShellWord(numbers) if (numbers := count(arguments)) is not None else self._outside(node))
+            case _:
+                return self._start(words, node)
+        return True
+
+    def _start(self, words: Sequence[ShellWord], node: Node) -> Status:
+        """Add a program with its arguments to the script's commands."""
         self.script.commands.append(Command(tuple(words), line_of(node)))
         if place := next((at for at in range(len(words) - 1) if _is_inline(words, at)), None):
             self._run_apart(lambda: self._read_text(words[place + 1]))
@@ -423,69 +445,16 @@ class _Shell:
         finally:
             self.text, self.place, self.depth = text, place, self.depth - 1
 
-    def _do_echo(self, words: Sequence[ShellWord], node: Node) -> Status:
-        options = [word for word in words[1:] if re.fullmatch(r"-[neE]+", word.text)]
-        if words[0].text == "printf" and len(words) > 1 and not re.fullmatch(r"%s(\\n)?", words[1].text):
-            self._write(words[1] if len(words) == 2 and "%" not in words[1].text else self._outside(node))
-            return True
-        rest = words[2:] if words[0].text == "printf" else [word for word in words[1:] if word not in options]
+    def _echo(self, words: Sequence[ShellWord], node: Node) -> None:
+        rest = [word for word in words[1:] if not re.fullmatch(r"-[neE]+", word.text)]
+        if words[0].text == "printf":
+            rest = list(words[2:])
+            if len(words) > 1 and not re.fullmatch(r"%s(\\n)?", words[1].text):
+                self._write(words[1] if not rest and "%" not in words[1].text else self._outside(node))
+                return
         for place, word in enumerate(rest):
             self._write(ShellWord(f" {word.text}" if place else word.text, word.unknown))
         self._write(ShellWord("\n"))
-        return True
-
-    def _do_constant(self, words: Sequence[ShellWord], node: Node) -> Status:
-        return words[0].text != "false"
-
-    def _do_end(self, words: Sequence[ShellWord], node: Node) -> Status:
-        raise _End(words[0].text)
-
-    def _do_test(self, words: Sequence[ShellWord], node: Node) -> Status:
-        return check_words(words)
-
-    def _do_unset(self, words: Sequence[ShellWord], node: Node) -> Status:
-        for word in words[1:]:
-            self.scope.set(word.text, None)
-        return True
-
-    def _do_eval(self, words: Sequence[ShellWord], node: Node) -> Status:
-        text = " ".join(word.text for word in words[1:])
-        return self._read_text(ShellWord(text, (), words[0].start, words[-1].end))
-
-    def _do_source(self, words: Sequence[ShellWord], node: Node) -> Status:
-        self.script.included += [word.text for word in words[1:2]]
-        return True
-
-    def _do_read(self, words: Sequence[ShellWord], node: Node) -> Status:
-        for word in words[1:]:
-            if re.fullmatch(r"[A-Za-z_]\w*", word.text):
-                self.scope.set(word.text, ShellWord(f"${word.text}", (self._reason(node),), whole=True))
-        return None
-
-    def _do_set(self, words: Sequence[ShellWord], node: Node) -> Status:
-        if len(words) > 1 and words[1].text == "--":
-            self.scope.arguments = tuple(words[2:])
-        return True
-
-    def _do_seq(self, words: Sequence[ShellWord], node: Node) -> Status:
-        self._write(ShellWord(numbers) if (numbers := count(words[1:])) is not None else self._outside(node))
-        return True
-
-    def _do_shift(self, words: Sequence[ShellWord], node: Node) -> Status:
-        if self.scope.arguments:
-            self.scope.arguments = self.scope.arguments[1:]
-        return True
-
-
-_BUILTINS = {
-    **dict.fromkeys(("echo", "printf"), "echo"),
-    **dict.fromkeys((":", "true", "false"), "constant"),
-    **dict.fromkeys(("exit", "return", "break", "continue"), "end"),
-    **dict.fromkeys(("[", "test"), "test"),
-    **dict.fromkeys(("source", "."), "source"),
-    **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), "read"),
-    **{name: name for name in ("unset", "eval", "set", "shift", "seq")},
-}
 
 
 def _hides_output(redirection: Node) -> bool:

@@ -73,6 +73,19 @@ class Scope:
             value = ShellWord(f"${name}", (f"${name}, whose text is too long",), value.start, value.end)
         self.variables[name] = value
 
+    def forget(self, name: str, reason: str) -> None:
+        """Make a variable unknown."""
+        self.set(name, ShellWord(f"${name}", (reason,), whole=True))
+
+    def text_of(self, name: str) -> str:
+        """Return the text of a variable. Raises Unknown."""
+        value = self.get(name)
+        if not isinstance(value, ShellWord):
+            raise Unknown(unset(name))
+        if value.unknown:
+            raise Unknown(*value.unknown)
+        return value.text
+
     def merge(self, others: Sequence[Scope], reason: str) -> None:
         """Take the variables of the branches of a condition, if the script alone does not decide which branch runs."""
         first, *rest = [other.variables for other in others]
@@ -85,6 +98,11 @@ class Scope:
                     missing = False
             first[name] = merged
         self.variables = first
+
+
+def unset(name: str) -> str:
+    """Return the reason why a variable is unknown that the script does not set."""
+    return f"${name}, which the script does not set"
 
 
 def _same(one: Variable, other: Variable) -> bool:
@@ -122,7 +140,7 @@ def as_words(value: Variable) -> tuple[ShellWord, ...]:
 def append_text(name: str, before: Variable, there: bool, value: ShellWord) -> ShellWord:
     """Return the text of `NAME+=value`."""
     if not there:
-        before = ShellWord(f"${name}", (f"${name}, which the script does not set",))
+        before = ShellWord(f"${name}", (unset(name),))
     text = before if isinstance(before, ShellWord) else ShellWord("")
     return ShellWord(text.text + value.text, (*text.unknown, *value.unknown), value.start, value.end)
 
@@ -165,12 +183,8 @@ def _number(text: str, scope: Scope, depth: int = 0) -> int:
         return int(text, 16)
     if not re.fullmatch(r"[A-Za-z_]\w*", text) or depth > 20:
         raise Unknown(f"the number `{text[:40]}`")
-    value = scope.get(text)
-    if not scope.has(text) or not isinstance(value, ShellWord):
-        raise Unknown(f"${text}, which the script does not set")
-    if value.unknown:
-        raise Unknown(*value.unknown)
-    return _number(value.text, scope, depth + 1) if value.text else 0
+    value = scope.text_of(text)
+    return _number(value, scope, depth + 1) if value else 0
 
 
 def _check_size(value: int) -> int:
@@ -195,11 +209,11 @@ def _binary(node: Node, scope: Scope, text_of: Callable[[Node], str]) -> int:
     if name in ("&&", "||"):
         first = bool(calculate(x, scope, text_of))
         return int(first if first == (name == "||") else bool(calculate(y, scope, text_of)))
-    if name == "," or name == "=":
-        if name == ",":
-            calculate(x, scope, text_of)
-        right = calculate(y, scope, text_of)
-        return right if name == "," else _assign(x, right, scope, text_of)
+    if name == ",":
+        calculate(x, scope, text_of)
+        return calculate(y, scope, text_of)
+    if name == "=":
+        return _assign(x, calculate(y, scope, text_of), scope, text_of)
     if name.endswith("=") and name[:-1] in ("+", "-", "*", "/", "%"):
         changed = _check_size(_operate(name[:-1], calculate(x, scope, text_of), calculate(y, scope, text_of)))
         return _assign(x, changed, scope, text_of)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
-from allocation.convert.shell_scope import Scope, ShellWord, Unknown, Variable, calculate
+from allocation.convert.shell_scope import Scope, ShellWord, Unknown, Variable, as_words, calculate, unset
 from allocation.convert.shell_syntax import Node, end_of, start_of
 
 _BRACES = re.compile(r"(?<!\\)\{[^{}\s]*(,|\.\.)[^{}\s]*\}")
@@ -24,24 +24,25 @@ class _Part:
 
     words: tuple[ShellWord, ...]
     split: bool = False
-    literal: bool = False
-    several: bool = False
 
 
 @dataclass
 class Words:
-    """Expands the words of `text` with the variables of `scope`; `substitute` returns the output of `$(...)`."""
+    """Expands the words of `text` with the variables of `scope`; `substitute` returns the output of `$(...)`.
+
+    `place` is the position of a text that the script evaluates, which its words have instead of their own.
+    """
 
     text: str
     scope: Scope
     substitute: Callable[[Node], ShellWord]
+    place: tuple[int, int] | None = None
 
     def fields(self, word: Node) -> Iterator[ShellWord]:
         """Yield the words that a word of a command becomes: none, one or several."""
         start, end = start_of(word), end_of(word)
         parts = [part for node in word["Parts"] for part in self._parts(node, split=True)]
         found: list[list[ShellWord]] = []
-        literal: list[bool] = []
         glued = False  # to the field before
         for part in parts:
             pieces = [piece for each in part.words for piece in (_split(each) if part.split else [each])]
@@ -51,27 +52,23 @@ class Words:
             for place, piece in enumerate(pieces):
                 if not glued or place:
                     found.append([])
-                    literal.append(False)
                 found[-1].append(piece)
-                literal[-1] = literal[-1] or part.literal
                 glued = True
             if spaces and part.words[-1].text[-1:].isspace():
                 glued = False
-        for pieces, known in zip(found, literal, strict=True):
+        for pieces in found:
             own = pieces[0] if len(pieces) == 1 and pieces[0].end else None
-            place_of = (own.start, own.end) if own else (start, end)
-            yield _join(pieces, *place_of, whole=not known and all(piece.whole for piece in pieces))
+            place = (own.start, own.end) if own else (start, end)
+            yield _join(pieces, *(self.place or place), whole=all(piece.whole for piece in pieces))
 
     def value(self, word: Node | None) -> ShellWord:
         """Return the one text that a word becomes where the shell does not split it."""
         if word is None:
             return ShellWord("")
-        pieces = []
-        for node in word["Parts"]:
-            for part in self._parts(node, split=False):
-                for place, piece in enumerate(part.words):
-                    pieces += [ShellWord(" "), piece] if place else [piece]
-        return _join(pieces, start_of(word), end_of(word), whole=bool(pieces) and all(p.whole for p in pieces))
+        parts = (part for node in word["Parts"] for part in self._parts(node, split=False))
+        pieces = [piece for part in parts for piece in _space_out(part.words)]
+        place = self.place or (start_of(word), end_of(word))
+        return _join(pieces, *place, whole=bool(pieces) and all(piece.whole for piece in pieces))
 
     def known_text(self, word: Node | None) -> str:
         """Return the text of a word. Raises Unknown."""
@@ -104,15 +101,12 @@ class Words:
                 yield _literal(node.get("Value", ""), in_quotes)
             case "SglQuoted":
                 text = node.get("Value", "")
-                yield _Part((ShellWord(_unescape(text) if node.get("Dollar") is True else text),), literal=True)
+                yield _Part((ShellWord(_unescape(text) if node.get("Dollar") is True else text),))
             case "DblQuoted":
-                inner = [
-                    part
-                    for child in node.get("Parts") or ()
-                    for part in self._parts(child, split=False, in_quotes=True)
-                ]
-                known = [part for part in inner if part.words or not part.several]
-                yield from known or ([] if inner else [_Part((ShellWord(""),), literal=True)])
+                for child in node.get("Parts") or ():
+                    yield from (part for part in self._parts(child, split=False, in_quotes=True) if part.words)
+                if not node.get("Parts"):
+                    yield _Part((ShellWord(""),))
             case "ParamExp":
                 yield self._guard(node, lambda: self._parameter(node, split), split=split)
             case "ArithmExp":
@@ -129,9 +123,7 @@ class Words:
             spelled = self.spell(node)
             reasons = tuple(unknown.reasons) or (f"`{spelled[:60]}`",)
             return _Part((ShellWord(spelled, reasons, whole=True),))
-        if isinstance(value, tuple):
-            return _Part(value, split=split, several=True)
-        return _Part((value or ShellWord(""),), split=split)
+        return _Part(value if isinstance(value, tuple) else (value or ShellWord(""),), split)
 
     def _refuse(self, node: Node) -> Variable:
         raise Unknown(f"`{self.spell(node)[:60]}`")
@@ -148,16 +140,9 @@ class Words:
             if not (node.get("Exp") and not several):
                 return _join(list(_space_out(several)), 0, 0) if joined and not split else several
         if node.get("Excl"):
-            name, node = self.known_variable(name), {**node, "Excl": False}
+            name, node = self.scope.text_of(name), {**node, "Excl": False}
         value, there = self._one(node, name)
         return self._change(node, name, value, there)
-
-    def known_variable(self, name: str) -> str:
-        """Return the text of a variable. Raises Unknown."""
-        value, there = self.scope.get(name), self.scope.has(name)
-        if not there or not isinstance(value, ShellWord) or value.unknown:
-            raise Unknown(*(value.unknown if isinstance(value, ShellWord) else (_unset(name),)))
-        return value.text
 
     def _several(self, node: Node, name: str) -> tuple[ShellWord, ...] | None:
         """Return the words of `$@`, `${NAME[@]}` or `${NAME[*]}`, None for a parameter of another kind."""
@@ -165,14 +150,9 @@ class Words:
             return self.scope.arguments or ()
         if not node.get("Index") or self.spell(node["Index"]) not in ("@", "*"):
             return None
-        value = self.scope.get(name)
-        if not self.scope.has(name):
-            if node.get("Exp"):
-                return ()
-            raise Unknown(_unset(name))
-        if isinstance(value, tuple):
-            return value
-        return () if value is None else (value,)
+        if not self.scope.has(name) and not node.get("Exp"):
+            raise Unknown(unset(name))
+        return as_words(self.scope.get(name))
 
     def _one(self, node: Node, name: str) -> tuple[ShellWord | None, bool]:
         """Return the text of a parameter, None for an unset one, and whether the script decides that."""
@@ -201,7 +181,7 @@ class Words:
         elif value is None and there and operator is None:
             value = ShellWord("")
         if value is None:
-            raise Unknown(_unset(name))
+            raise Unknown(unset(name))
         if value.unknown:
             if any(node.get(key) for key in ("Exp", "Repl", "Slice", "Length")) and operator not in ("-", ":-"):
                 raise Unknown(*value.unknown)
@@ -242,16 +222,12 @@ class Words:
         return next((text[at:] for at in ends if pattern.match(text[:at])), text)
 
 
-def _unset(name: str) -> str:
-    return f"${name}, which the script does not set"
-
-
 def _literal(text: str, in_quotes: bool) -> _Part:
     """Return plain text; in double quotes, a backslash escapes few characters."""
     if not in_quotes and _BRACES.search(text):
-        return _Part((ShellWord(text, (f"the braces in `{text[:40]}`, which Bash expands",)),), literal=True)
+        return _Part((ShellWord(text, (f"the braces in `{text[:40]}`, which Bash expands",)),))
     escaped = r"\\(?:\n|([$`\"\\]))" if in_quotes else r"\\(?:\n|(.))"
-    return _Part((ShellWord(re.sub(escaped, lambda match: match[1] or "", text, flags=re.S)),), literal=True)
+    return _Part((ShellWord(re.sub(escaped, lambda match: match[1] or "", text, flags=re.S)),))
 
 
 def _unescape(text: str) -> str:

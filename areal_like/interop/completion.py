@@ -47,15 +47,11 @@ _HOW = tuple(
 
 def complete(peer: Translation) -> None:
     """Add missing roles, and drop unused sections and values equal to our defaults."""
-    _roles(peer)
-    _evaluation(peer)
-    _repetitions(peer)
-    _recomputation(peer)
-    _sampling(peer)
+    for add in (_roles, _evaluation, _repetitions, _recomputation, _sampling):
+        add(peer)
     ours = peer.ours
-    ours["experiment_name"] = (
-        re.sub(r"[^\w.-]", "-", str(ours.get("experiment_name", f"from-{peer.system}"))).strip(".-") or "run"
-    )
+    name = re.sub(r"[^\w.-]", "-", str(ours.get("experiment_name", f"from-{peer.system}")))
+    ours["experiment_name"] = name.strip(".-") or "run"
     if isinstance(steps := ours.get("total_train_steps"), int) and peer.system in _ENDLESS:
         ours["total_train_epochs"] = max(steps, 1)
     for key in ("actor.path", "train_dataset.path"):
@@ -97,8 +93,7 @@ def _roles(peer: Translation) -> None:
             if key in peer.said or f"now {key}" in peer.renamed.values():
                 peer.unneeded[key] = f"the algorithm uses no {'reference' if role == 'ref' else 'critic'}"
     if not needed["ref"]:
-        for key in (*_DIVERGENCES, "actor.kl_estimator"):
-            ours.pop(key, None) if key == "actor.kl_estimator" else None
+        ours.pop("actor.kl_estimator", None)
 
 
 def _sets(ours: Mapping[str, Any]) -> list[str]:
@@ -184,13 +179,9 @@ def _default(key: str, preset: Any) -> Any:
     elif section == "actor" and leaf.startswith(("reward_norm.", "adv_norm.")):
         return ...
     else:
-        value, leaf = RunConfig.model_fields[section].get_default(call_default_factory=True), leaf
-        if not leaf:
-            return value
-    for name in leaf.split("."):
-        if value is None or not hasattr(value, name):
-            return ...
-        value = getattr(value, name)
+        value = RunConfig.model_fields[section].get_default(call_default_factory=True)
+    for name in leaf.split(".") if leaf else ():
+        value = getattr(value, name, ...)
     return value
 
 

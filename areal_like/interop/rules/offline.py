@@ -1,7 +1,7 @@
 """Training on the responses of a dataset, which other systems start with a separate pipeline or command."""
 
 from areal_like.core.algorithms.settings import KEYS
-from areal_like.interop.rules.translation import MISSING, Translation
+from areal_like.interop.rules.translation import MISSING, Translation, split_list
 
 _EXAMPLES = {"sft": "answers", "dpo": "preferences"}
 _OF_POLICY_GRADIENTS = tuple(f"actor.{name}" for name in (*KEYS, "reward_norm", "adv_norm"))
@@ -32,9 +32,7 @@ def imitate_in_verl(peer: Translation) -> None:
     peer.ours["train_dataset.overlong_prompts"] = "refuse" if peer.get("data.truncation") == "error" else "truncate"
     peer.fill("gconfig.max_new_tokens", f"data.max_length={peer.get('data.max_length')} covers prompt and response")
     if rank := peer.number("model.lora_rank"):
-        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank, "actor.lora_alpha": peer.get("model.lora_alpha")}
-        if (modules := peer.get("model.target_modules")) != "all-linear":
-            peer.ours["actor.target_modules"] = split_list(modules)
+        peer.adapters(rank, peer.get("model.lora_alpha"), peer.get("model.target_modules"))
     write_optimizer(peer, "optim", "actor.optimizer")
 
 
@@ -57,14 +55,4 @@ def write_optimizer(peer: Translation, place: str, ours: str) -> None:
     ratio, steps = peer.number(f"{place}.lr_warmup_steps_ratio"), peer.number(f"{place}.lr_warmup_steps")
     if ratio and (steps is None or steps < 0):
         peer.ours[f"{ours}.warmup_steps_proportion"] = ratio
-    least, most = peer.number(f"{place}.min_lr"), peer.number(f"{place}.lr")
-    if least and most:
-        peer.ours[f"{ours}.min_lr_ratio"] = least / most
-
-
-def split_list(value: object) -> list[str]:
-    """Return the items of a list, which a command line writes as text."""
-    if value is None:
-        return []
-    parts = value if isinstance(value, list) else str(value).strip("[]()").split(",")
-    return [str(part).strip(" '\"") for part in parts]
+    peer.final_rate(f"{place}.min_lr", f"{place}.lr", ours)

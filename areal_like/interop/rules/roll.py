@@ -8,7 +8,7 @@ from areal_like.interop.rules.images import sees_images, write_rows
 from areal_like.interop.rules.offline import train_on_dataset
 from areal_like.interop.rules.roll_turns import BY_TURN, batch_turns, credit_turns, samples_per_step
 from areal_like.interop.rules.roll_turns import TRAIN as _TRAIN
-from areal_like.interop.rules.translation import Translation
+from areal_like.interop.rules.translation import BATCH_NORM, Translation
 from areal_like.interop.rules.verl import aggregation
 
 _INFER = "actor_infer.generating_args"
@@ -27,9 +27,7 @@ def rules(peer: Translation, text: str) -> None:
     _masks(peer, estimator)
     aggregation(peer, "loss_agg_mode")
     _divergence(peer)
-    least, most = peer.number(f"{_TRAIN}.lr_scheduler_kwargs.min_lr"), peer.number(f"{_TRAIN}.learning_rate")
-    if least and most:
-        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
+    peer.final_rate(f"{_TRAIN}.lr_scheduler_kwargs.min_lr", f"{_TRAIN}.learning_rate")
     batch_turns(peer) if estimator in BY_TURN else _batches(peer)
     if any(peer.keys_below("train_env_manager")):
         _agents(peer)
@@ -115,8 +113,7 @@ def _norms(peer: Translation, estimator: str) -> None:
         peer.changes["norm_mean_type"] = "running: rewards are normalised within a group or a step"
     levels = {key: kind if kind in ("group", "batch") else None for key, kind in kinds.items()}
     peer.norm("actor.reward_norm", **levels, std_unbiased=levels["std_level"] is not None)
-    whole = "batch" if peer.is_on("whiten_advantages") else None
-    peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
+    peer.norm("actor.adv_norm", **(BATCH_NORM if peer.is_on("whiten_advantages") else {}))
     size = "train_env_manager.group_size" if agentic else "num_return_sequences_in_group"
     clip, group = peer.number("reward_clip"), peer.number(size) or 1
     if clip and levels["std_level"] == "group" and clip * clip >= group:
@@ -265,7 +262,4 @@ def _data(peer: Translation) -> None:
     if others:
         peer.unneeded["defaults"] = f"these included files were not read: {', '.join(others)}"
     if (rank := peer.number("actor_train.model_args.lora_rank")) is not None:
-        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
-        target = peer.get("actor_train.model_args.lora_target")
-        if target and target not in ("all-linear", "all"):
-            peer.ours["actor.target_modules"] = target if isinstance(target, list) else str(target).split(",")
+        peer.adapters(rank, modules=peer.get("actor_train.model_args.lora_target"))

@@ -2,15 +2,17 @@
 
 import json
 import re
+from typing import Any
 
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES, VIDEO
 from areal_like.interop.rules.images import sees_images
 from areal_like.interop.rules.offline import train_on_dataset
-from areal_like.interop.rules.translation import Translation
+from areal_like.interop.rules.translation import BATCH_NORM, GROUP_NORM, Translation
 
 _NAMES = {"ppo": "ppo", "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "reinforce_plus_plus": "reinforce_pp"} | {
     "reinforce_plus_plus_baseline": "reinforce_pp"
 }
+_BY_GROUP = ("grpo", "gspo", "cispo")
 _OWN_CODE = ("custom-advantage-function-path", "custom-loss-function-path", "custom-pg-loss-reducer-function-path")
 _PLAIN = ("slime.rollout.sglang_rollout.generate_rollout", "fully_async_rollout.generate_rollout_fully_async")
 _STREAMED = ("train_async.py", "fully_async_rollout")
@@ -29,9 +31,7 @@ def rules(peer: Translation, text: str) -> None:
         peer.changes["use-routing-replay"] = TRAINERS_ROUTES
     peer.behaviour(*("token_truncate", *bounds) if peer.is_on("use-tis") else ("disabled",))
     _batches(peer)
-    least, most = peer.number("min-lr"), peer.number("lr")
-    if least and most:
-        peer.ours["actor.optimizer.min_lr_ratio"] = least / most
+    peer.final_rate("min-lr", "lr")
     if estimator == "ppo":
         _critic(peer)
     if any(mark in text for mark in _STREAMED):
@@ -60,25 +60,20 @@ def _algorithm(peer: Translation, estimator: str) -> None:
 
 
 def _norms(peer: Translation, estimator: str) -> None:
-    in_group = estimator in ("grpo", "gspo", "cispo") and not peer.is_on("disable-rewards-normalization")
-    divided = in_group and not peer.is_on("disable-grpo-std-normalization") and peer.get("n-samples-per-prompt") != 1
-    centred = in_group or (
-        estimator == "reinforce_plus_plus_baseline" and not peer.is_on("disable-rewards-normalization")
+    centred = not peer.is_on("disable-rewards-normalization") and estimator in (
+        *_BY_GROUP,
+        "reinforce_plus_plus_baseline",
     )
-    peer.norm(
-        "actor.reward_norm",
-        mean_level="group" if centred else None,
-        std_level="group" if divided else None,
-        std_unbiased=bool(divided),
-    )
-    whole = "batch" if peer.is_on("normalize-advantages") else None
-    peer.norm("actor.adv_norm", mean_level=whole, std_level=whole, std_unbiased=whole is not None)
+    divided = not peer.is_on("disable-grpo-std-normalization") and peer.get("n-samples-per-prompt") != 1
+    norm = GROUP_NORM if divided and estimator in _BY_GROUP else {"mean_level": "group"}
+    peer.norm("actor.reward_norm", **(norm if centred else {}))
+    peer.norm("actor.adv_norm", **(BATCH_NORM if peer.is_on("normalize-advantages") else {}))
 
 
 def _divergence(peer: Translation) -> None:
     in_loss = peer.get("kl-loss-coef") if peer.is_on("use-kl-loss") else 0.0
     in_reward = peer.get("kl-coef")
-    if in_reward and str(peer.get("advantage-estimator")) in ("grpo", "gspo", "cispo"):
+    if in_reward and str(peer.get("advantage-estimator")) in _BY_GROUP:
         peer.unneeded["kl-coef"], in_reward = "slime's group estimators do not subtract it from the reward", 0.0
     peer.ours |= {"actor.kl_loss_coef": in_loss, "actor.kl_ctl": in_reward}
     peer.divergence("kl-loss-type", "kl-loss-type")
@@ -104,16 +99,21 @@ def _critic(peer: Translation) -> None:
         peer.ours["critic.optimizer.lr"] = peer.get("critic-lr")
 
 
+def _read_json(peer: Translation, key: str, ours: str) -> dict[str, Any] | None:
+    """Return the mapping that an option has as JSON, None without it; another text leaves our key to the user."""
+    if (text := peer.get(key)) is None:
+        return None
+    try:
+        return dict(json.loads(str(text)))
+    except (TypeError, ValueError):
+        peer.fill(ours, f"{text} is not JSON")
+        return None
+
+
 def _images(peer: Translation) -> None:
     """Write the column of images, which slime names in JSON by kind."""
     sees_images(peer, "hf-checkpoint", ("prompt-data",), "multimodal-keys")
-    if (named := peer.get("multimodal-keys")) is None:
-        return
-    try:
-        columns = dict(json.loads(str(named)))
-    except ValueError:
-        columns = {}
-        peer.fill("train_dataset.image_field", f"{named} is not JSON")
+    columns = _read_json(peer, "multimodal-keys", "train_dataset.image_field") or {}
     if "image" in columns:
         peer.ours["train_dataset.image_field"] = columns.pop("image")
     if columns:
@@ -121,12 +121,9 @@ def _images(peer: Translation) -> None:
 
 
 def _user_code(peer: Translation) -> None:
-    variables = peer.get("apply-chat-template-kwargs")
+    variables = _read_json(peer, "apply-chat-template-kwargs", "train_dataset.chat_template_kwargs")
     if variables is not None:
-        try:
-            peer.ours["train_dataset.chat_template_kwargs"] = dict(json.loads(str(variables)))
-        except ValueError:
-            peer.fill("train_dataset.chat_template_kwargs", f"{variables} is not JSON")
+        peer.ours["train_dataset.chat_template_kwargs"] = variables
     if (path := peer.get("rollout-function-path")) and not str(path).endswith(_PLAIN):
         peer.fill("workflow", f"{path}: write it as a function (docs/workflows.md)")
     for key in ("custom-generate-function-path", "custom-generate-function"):

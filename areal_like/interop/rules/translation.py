@@ -16,7 +16,19 @@ _HEADINGS = {
     "unneeded": "unnecessary",
 }
 _QUIET = ("renamed", "unneeded")
-NO_NORM = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
+NO_NORM: dict[str, Any] = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
+
+
+BATCH_NORM = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
+GROUP_NORM = {"mean_level": "group", "std_level": "group", "std_unbiased": True}
+
+
+def split_list(value: object) -> list[str]:
+    """Return the items of a list, which a command line writes as text."""
+    if value is None:
+        return []
+    parts = value if isinstance(value, list) else str(value).strip("[]()").split(",")
+    return [str(part).strip(" '\"") for part in parts]
 
 
 @dataclass
@@ -76,6 +88,20 @@ class Translation:
     def norm(self, key: str, **levels: Any) -> None:
         """Write a complete normalisation, which replaces the algorithm's own."""
         self.ours |= {f"{key}.{name}": value for name, value in {**NO_NORM, **levels}.items()}
+
+    def adapters(self, rank: Any, alpha: Any = None, modules: Any = None) -> None:
+        """Write LoRA of a rank; without modules, or with all of them, every linear layer has an adapter."""
+        self.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
+        if alpha is not None:
+            self.ours["actor.lora_alpha"] = alpha
+        if modules and modules not in ("all-linear", "all"):
+            self.ours["actor.target_modules"] = split_list(modules)
+
+    def final_rate(self, least: str, most: str, ours: str = "actor.optimizer") -> None:
+        """Write the last learning rate as a share of the highest."""
+        low, high = self.number(least), self.number(most)
+        if low and high:
+            self.ours[f"{ours}.min_lr_ratio"] = low / high
 
     def minibatches(self, whole: Any, part: Any, key: str) -> None:
         """Write the optimizer steps of a training step from the sizes of batch and mini-batch."""

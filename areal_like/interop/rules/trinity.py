@@ -6,21 +6,19 @@ from typing import Any
 
 from areal_like.interop.keys.shared import NO_ALGORITHM
 from areal_like.interop.rules.images import sees_images
-from areal_like.interop.rules.translation import Translation
-from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, replays_routes, split_list
+from areal_like.interop.rules.translation import BATCH_NORM, GROUP_NORM, Translation, split_list
+from areal_like.interop.rules.verl import AGGREGATIONS, optimizers, replays_routes
 
 _TASKS = "buffer.explorer_input.taskset"
-_BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
-_GROUP = {"mean_level": "group", "std_level": "group", "std_unbiased": True}
 _TYPES: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {  # preset, reward_norm, adv_norm, kl_loss_fn
-    "ppo": ("ppo", {}, _BATCH, "k2"),
-    "grpo": ("grpo", _GROUP, {}, "k2"),
-    "dapo": ("grpo", _GROUP, {}, "none"),
-    "gspo": ("gspo", _GROUP, {}, "k2"),
-    "cispo": ("cispo", _GROUP, {}, "k2"),
-    "sapo": ("sapo", _GROUP, {}, "k2"),
+    "ppo": ("ppo", {}, BATCH_NORM, "k2"),
+    "grpo": ("grpo", GROUP_NORM, {}, "k2"),
+    "dapo": ("grpo", GROUP_NORM, {}, "none"),
+    "gspo": ("gspo", GROUP_NORM, {}, "k2"),
+    "cispo": ("cispo", GROUP_NORM, {}, "k2"),
+    "sapo": ("sapo", GROUP_NORM, {}, "k2"),
     "rloo": ("rloo", {"mean_level": "group", "mean_leave1out": True}, {}, "k2"),
-    "reinforceplusplus": ("reinforce_pp", {}, _BATCH, "k2"),
+    "reinforceplusplus": ("reinforce_pp", {}, BATCH_NORM, "k2"),
 }
 _CLIPS = {
     "gspo": (3e-4, 4e-4, None, "sequence_mean"),
@@ -171,8 +169,7 @@ def _tasks(peer: Translation) -> None:
         peer.fill("workflow", f"{', '.join(arguments)}: write the workflow's arguments in its code (docs/workflows.md)")
     rank = peer.number("model.lora_configs.0.lora_rank")
     if rank:
-        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
-        peer.ours["actor.lora_alpha"] = peer.get("model.lora_configs.0.lora_alpha") or 16
+        peer.adapters(rank, peer.get("model.lora_configs.0.lora_alpha") or 16)
     whole, response = peer.number("model.max_model_len"), peer.number("model.max_response_tokens")
     if whole and response and peer.get("model.max_prompt_tokens") is None:
         peer.ours["train_dataset.max_prompt_length"] = max(1, whole - response)

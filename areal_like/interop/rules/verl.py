@@ -6,22 +6,21 @@ from typing import Any
 from areal_like.interop.keys import is_async_command, is_sft_command
 from areal_like.interop.keys.shared import NO_ALGORITHM, TRAINERS_ROUTES
 from areal_like.interop.rules.images import sees_images
-from areal_like.interop.rules.offline import imitate_in_verl, split_list, write_optimizer
-from areal_like.interop.rules.translation import MISSING, Translation
+from areal_like.interop.rules.offline import imitate_in_verl, write_optimizer
+from areal_like.interop.rules.translation import BATCH_NORM, GROUP_NORM, MISSING, Translation
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 _CORRECTION = "algorithm.rollout_correction"
 _GROUP = {"mean_level": "group"}
-_BATCH = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
 _ESTIMATED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # preset, reward_norm, adv_norm
-    "gae": ("ppo", {}, _BATCH),
+    "gae": ("ppo", {}, BATCH_NORM),
     "grpo": ("grpo", _GROUP, {}),
     "grpo_vectorized": ("grpo", _GROUP, {}),
-    "cpgd": ("grpo", {**_GROUP, "std_level": "group", "std_unbiased": True}, {}),  # siiRL's
+    "cpgd": ("grpo", GROUP_NORM, {}),  # siiRL's
     "rloo": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
     "rloo_vectorized": ("rloo", {**_GROUP, "mean_leave1out": True}, {}),
-    "reinforce_plus_plus": ("reinforce_pp", {}, _BATCH),
-    "reinforce_plus_plus_baseline": ("reinforce_pp", _GROUP, _BATCH),
+    "reinforce_plus_plus": ("reinforce_pp", {}, BATCH_NORM),
+    "reinforce_plus_plus_baseline": ("reinforce_pp", _GROUP, BATCH_NORM),
 }
 AGGREGATIONS = {
     "token-mean": "token_mean",
@@ -82,7 +81,7 @@ def _algorithm(peer: Translation, estimator: str) -> None:
         return
     name, reward_norm, adv_norm = known
     if estimator.startswith("grpo") and peer.is_on("algorithm.norm_adv_by_std_in_grpo"):
-        reward_norm = {**reward_norm, "std_level": "group", "std_unbiased": True}
+        reward_norm = GROUP_NORM
     peer.ours["algorithm"] = name
     peer.norm("actor.reward_norm", **reward_norm)
     peer.norm("actor.adv_norm", **adv_norm)
@@ -206,11 +205,8 @@ def replays_routes(peer: Translation, place: str = "") -> bool:
 def _lora(peer: Translation) -> None:
     rank = peer.number(f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank") or 0
     if rank > 0:
-        peer.ours |= {"actor.use_lora": True, "actor.lora_rank": rank}
-        peer.ours["actor.lora_alpha"] = peer.get(f"{_MODEL}.lora_alpha", f"{_MODEL}.lora.alpha") or 16
-        modules = peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules")
-        if modules not in (None, "all-linear"):
-            peer.ours["actor.target_modules"] = split_list(modules)
+        alpha = peer.get(f"{_MODEL}.lora_alpha", f"{_MODEL}.lora.alpha") or 16
+        peer.adapters(rank, alpha, peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules"))
 
 
 def optimizers(peer: Translation) -> None:
