@@ -145,7 +145,7 @@ def explain_code(
     typer.echo(found)
     try:
         from areal_like.exclusions import describe_rows
-        from areal_like.preflight.exclusion_table import exclusion_table
+        from areal_like.preflight.exclusions import exclusion_table
     except ModuleNotFoundError as error:
         typer.echo(f"\nThe features that exclude each other are not listed: the package {error.name} is not installed")
         return

@@ -124,7 +124,7 @@ def _combinations(config: RunConfig) -> Iterator[Finding]:
         yield finding("RUN-ALGORITHM-SETTINGS", "gconfig.n_samples", message, help)
     yield from _divergence(settings)
     yield from _weights(settings)
-    if preset and _clip(preset) != _clip(Settings()) and _clip(settings) != _clip(preset):
+    if preset and _range(preset) != _range(Settings()) and _range(settings) != _range(preset):
         keys = [key for key in ("eps_clip", "eps_clip_higher") if getattr(actor, key) is not None]
         message = f"algorithm={config.algorithm} clips ratios to {_range(preset)}; this key changes the range to {_range(settings)}"
         help = f"write {' '.join(f'actor.{key}=null' for key in keys)} to keep the algorithm's own range"
@@ -213,10 +213,6 @@ def _weights(settings: Settings) -> Iterator[Finding]:
         )
         key, help = "actor.behave_imp_weight_cap", f"write actor.behave_imp_weight_cap={GEOMETRIC_CAP}"
         yield finding("RUN-ALGORITHM-WEIGHT", key, message, help, severity=Severity.WARNING)
-
-
-def _clip(settings: Settings) -> tuple[float, float]:
-    return settings.eps_clip, settings.eps_clip_higher
 
 
 def _range(settings: Settings) -> str:

@@ -13,8 +13,7 @@ from areal_like.core.config.findings import finding, missing_package
 from areal_like.core.config.schema import (
     MOST_KEPT,
     SERVER_RESERVE,
-    ActorConfig,
-    CriticConfig,
+    OptimizerConfig,
     RewardConfig,
     RunConfig,
     TrainerRole,
@@ -236,23 +235,25 @@ def _steps(config: RunConfig, n_prompts: int) -> Iterator[Finding]:
         message = f"the run has only {steps} steps, so the actor would not be trained"
         yield finding("RUN-STEPS", "critic.warmup_steps", message, f"write critic.warmup_steps={steps - 1} or less")
     yield from _schedule(config)
-    trained: Sequence[tuple[TrainerRole, ActorConfig | CriticConfig | None]]
-    trained = ("actor", config.actor), ("critic", config.critic)
-    for role, section in trained:
-        updates = config.updates(role, steps)
-        if section and section.optimizer and 0 < updates <= section.optimizer.warmup_steps:
-            key = f"{role}.optimizer.warmup_steps"
+    for role, optimizer in _optimizers(config):
+        updates, key = config.updates(role, steps), f"{role}.optimizer.warmup_steps"
+        if 0 < updates <= optimizer.warmup_steps:
             message = f"the learning rate has {updates} optimizer steps, so it would never reach its peak"
             yield finding("RUN-STEPS", key, message, f"write {key}={updates - 1} or less")
 
 
+def _optimizers(config: RunConfig) -> Iterator[tuple[TrainerRole, OptimizerConfig]]:
+    """Yield the roles with an optimizer of their own, each with it."""
+    if config.actor.optimizer:
+        yield "actor", config.actor.optimizer
+    if config.critic and config.critic.optimizer:
+        yield "critic", config.critic.optimizer
+
+
 def _schedule(config: RunConfig) -> Iterator[Finding]:
     """Yield schedules over a number of optimizer steps that is unknown before the run."""
-    if config.actor.turns_per_minibatch is None:
-        return
-    trained = {"actor": config.actor.optimizer, "critic": config.critic.optimizer if config.critic else None}
-    for role, optimizer in trained.items():
-        if optimizer and optimizer.lr_scheduler_type != "constant" and optimizer.lr_decay_steps is None:
+    for role, optimizer in _optimizers(config) if config.actor.turns_per_minibatch is not None else ():
+        if optimizer.lr_scheduler_type != "constant" and optimizer.lr_decay_steps is None:
             key = f"{role}.optimizer.lr_decay_steps"
             message = (
                 "with actor.turns_per_minibatch the turns of each step set its optimizer steps, so the length of the "

@@ -1,11 +1,15 @@
-"""The rows of the exclusion table on whole runs."""
+"""The exclusion table, and its rows on whole runs."""
+
+from typing import Any
 
 from allocation.adapters import attention_layers
 from allocation.diagnostics import Severity
+from areal_like.capability import capabilities
 from areal_like.core.config.schema import ALL_LINEAR, TeacherConfig
-from areal_like.exclusions import Feature
+from areal_like.exclusions import Exclusion, Feature
 from areal_like.known import Known
 from areal_like.preflight.lora import FEED_FORWARD
+from areal_like.preflight.role_exclusions import MODEL, PREDICTION, ROLE
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3")  # families whose adapters tests compare with merged weights
 # Families with experts for which tests do so on GPUs; SGLang has no other kernels for adapters of experts
@@ -60,10 +64,6 @@ def _wide_servers(known: Known) -> int:
 
 def _has_baselines(known: Known) -> bool:
     return any(each is not None and "baselines" in each.needs for each in known.algorithms.values())
-
-
-def _is_trained_by(known: Known, backend: str) -> bool:
-    return known.plan is not None and known.plan.engine("actor").backend == backend
 
 
 def _seen_images(known: Known) -> str | None:
@@ -174,3 +174,8 @@ RUN = (
         "SGLang adds adapters to a {} with kernels for GPUs only", f"{_MERGED}, or use a {' or '.join(SERVED)}", _SERVES),
 )
 # fmt: on
+
+
+def exclusion_table() -> tuple[Exclusion[Any], ...]:
+    """Return every row: on runs, on roles, and of capabilities."""
+    return (*RUN, *ROLE, *MODEL, *PREDICTION, *(row for each in capabilities() for row in each.excludes))

@@ -152,16 +152,17 @@ def _fix(
         [("actor.mb_spec.max_tokens_per_mb", n) for n in _halves(tokens, config.longest_sequence)],
     )
     alone = [[change] for each in changes for change in each]
-    for settings in [*alone, *([first, second] for first in changes[0] for second in changes[1])] * (device == "cpu"):
+    tried = [*alone, *([first, second] for first in changes[0] for second in changes[1])]
+    if device == "cuda":
+        waits = config.recover.mode != "off" and config.recover.host_copy_gb is None
+        tried = [[("recover.host_copy_gb", 0)]] if waits else []
+    for settings in tried:
         smaller = config
         for key, value in settings:
             smaller = _change_key(smaller, key.split("."), value)
         if sum(item.bytes for item in host_items(smaller, device, plan, models, total)) <= SPARE * total:
-            return "write " + " ".join(f"{key}={value}" for key, value in settings)
-    if device == "cuda" and config.recover.mode != "off" and config.recover.host_copy_gb is None:
-        smaller = _change_key(config, ["recover", "host_copy_gb"], 0)
-        if sum(item.bytes for item in host_items(smaller, device, plan, models, total)) <= SPARE * total:
-            return "write recover.host_copy_gb=0, with which training waits for each checkpoint"
+            help = "write " + " ".join(f"{key}={value}" for key, value in settings)
+            return f"{help}, with which training waits for each checkpoint" if device == "cuda" else help
     return "use fewer ranks and servers on a node, a smaller model, or a machine with more memory"
 
 

@@ -62,10 +62,8 @@ def find_plan(
     if findings := list(_fields(config)):
         return None, findings
     models: Models = {**(role_models or dict.fromkeys(config.further_roles, model)), "actor": model}
-    views: dict[str, RoleView] = {
-        view.role: view for view in view_roles(config, models, image_share=image_share, device=device_of(config.device))
-    }
-    actor, memory = views["actor"], memory_settings(config, model)
+    views, memory = _view_roles(config, models, image_share), memory_settings(config, model)
+    actor = views["actor"]
     own = _collect_settings(config, views, memory)
     compile = partial(
         allocation.check,
@@ -100,17 +98,20 @@ def workloads(
     config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
 ) -> dict[str, Workload]:
     """Return the workload of each role whose model is known, and of the servers, for the memory model."""
-    if (model := models["actor"]) is None:
-        return {}
-    memory = memory_settings(config, model) or MemorySettings()
-    views: dict[str, RoleView] = {
-        view.role: view for view in view_roles(config, models, image_share=image_share, device=device_of(config.device))
+    memory = memory_settings(config, models["actor"]) or MemorySettings()
+    own = _collect_settings(config, _view_roles(config, models, image_share), memory)
+    works = {
+        role: Workload(it.model, it.megatron, it.memory or memory, it.batch)
+        for role, it in own.items()
+        if it.model is not None
     }
-    own = _collect_settings(config, views, memory)
-    actor = Workload(model, megatron_settings(views["actor"].engine), memory, views["actor"].batch)
-    known = {role: (it, it.model) for role, it in own.items() if it.model is not None}
-    works = {role: Workload(of, it.megatron, it.memory or memory, it.batch) for role, (it, of) in known.items()}
-    return {"actor": actor, "rollout": actor, **works}
+    return {**works, "rollout": works["actor"]} if "actor" in works else {}
+
+
+def _view_roles(config: RunConfig, models: Models, image_share: float) -> dict[str, RoleView]:
+    """Return the view of each role before there is a layout."""
+    views = view_roles(config, models, image_share=image_share, device=device_of(config.device))
+    return {view.role: view for view in views}
 
 
 def _backends(config: RunConfig) -> dict[str, str]:
@@ -129,13 +130,12 @@ def _find_colocated(config: RunConfig, moved: Collection[TrainerRole] = ()) -> d
 def _collect_settings(
     config: RunConfig, views: Mapping[str, RoleView], memory: MemorySettings | None
 ) -> dict[str, RoleSettings]:
-    """Return the settings that each role beside the actor is judged by."""
+    """Return the settings by which each role is judged; the servers' are the actor's."""
     own = {
         role: RoleSettings(
             view.model, view.batch, megatron_settings(view.engine), memory and of_trainer(memory, view.engine)
         )
         for role, view in views.items()
-        if role != "actor"
     }
     own |= {role: RoleSettings(None, None, MegatronSettings()) for role in config.scorers}  # SGLang judges it
     return own
@@ -179,14 +179,11 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
     for role in backends if whole else ():
         key, message = backend_key(role), "allocation_mode already sets the layout of every role"
         yield finding("RUN-LAYOUT", key, message, f"write {key}=null, or allocation_mode=null")
-    for role, example in (("actor", "megatron:d2"), ("rollout", "sglang:d1")):
+    for role in ("actor", "rollout", *config.scorers):
         if not whole and role not in backends:
-            key, message = f"{role}.backend", f"no layout is given: both {role}.backend and allocation_mode are null"
+            key, example = backend_key(role), "megatron:d2" if role == "actor" else "sglang:d1"
+            message = f"no layout is given: both {key} and allocation_mode are null"
             yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
-    for role in config.scorers:
-        if not whole and role not in backends:
-            key, message = backend_key(role), f"no layout is given for the {_SCORERS[role]}"
-            yield finding("RUN-LAYOUT", key, message, f"write for example {key}=sglang:d1")
 
 
 def _roles(config: RunConfig, plan: Plan) -> Iterator[Finding]:

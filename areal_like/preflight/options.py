@@ -21,13 +21,7 @@ def check_options(config: RunConfig, device: Device, spec: ModelSpec | None, pla
     yield from backend_of(config).check(config, device, spec)
     if spec is not None:
         yield from check_served_family(device, spec, "actor.path")
-    if plan is not None:
-        yield from _router(config, len(plan.engine("rollout").servers))
-
-
-def _router(config: RunConfig, servers: int) -> Iterator[Finding]:
-    """Return how many of the servers must remain."""
-    if config.rollout.min_servers > servers:
+    if plan is not None and config.rollout.min_servers > (servers := len(plan.engine("rollout").servers)):
         message = f"the layout has {servers} servers, fewer than rollout.min_servers={config.rollout.min_servers}"
         yield finding("RUN-SGLANG-MIN-SERVERS", "rollout.min_servers", message, nearest=[str(servers)])
 

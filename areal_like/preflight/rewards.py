@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from allocation.diagnostics import Finding
 from allocation.plan import Plan
@@ -26,18 +27,9 @@ _JUDGE = "reward.judge"
 
 def check_chat_judge(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | None) -> Iterator[Finding]:
     """Check that a judge is set exactly if one is used, where it is, and that its prompt and score can be used."""
-    asked = [key for key, part in config.reward.judges.items() if part.function is None and part.type == "judge"]
-    judge = config.reward.judge
-    if judge is None:
-        for key in asked:
-            message = "the reward comes from a judge, and the section reward.judge is missing"
-            help = "write reward.judge.path=… and reward.judge.backend=sglang:d1, or reward.judge.url=… and "
-            help += "reward.judge.model=…"
-            yield finding("RUN-REWARD-JUDGE", f"{key}.type", message, help)
+    yield from _check_use(config, "judge", "or reward.judge.url=… and reward.judge.model=…")
+    if (judge := config.reward.judge) is None:
         return
-    if not asked:
-        help = "write reward.type=judge, or `type: judge` for one of reward.parts"
-        yield finding("RUN-REWARD-JUDGE", _JUDGE, "no reward uses this judge", help)
     yield from _check_judge_place(judge)
     yield from _check_judge_prompt(judge, prompts)
     yield from _check_judge_score(judge)
@@ -45,6 +37,20 @@ def check_chat_judge(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | 
         yield from _check_served_judge(config, judge, prompts, plan)
     if judge.url is not None:
         yield from check_variable(f"{_JUDGE}.token_variable", judge.token_variable)
+
+
+def _check_use(config: RunConfig, kind: Literal["judge", "model"], otherwise: str = "") -> Iterator[Finding]:
+    """Check that the section of a judge or of a reward model is set exactly if a reward comes from one."""
+    section, name = f"reward.{kind}", {"judge": "judge", "model": "reward model"}[kind]
+    asked = [key for key, part in config.reward.judges.items() if part.function is None and part.type == kind]
+    is_set = getattr(config.reward, kind) is not None
+    for key in asked if not is_set else ():
+        message = f"the reward comes from a {name}, and the section {section} is missing"
+        help = f"write {section}.path=… and {section}.backend=sglang:d1{otherwise and f', {otherwise}'}"
+        yield finding(f"RUN-REWARD-{kind.upper()}", f"{key}.type", message, help)
+    if is_set and not asked:
+        help = f"write reward.type={kind}, or `type: {kind}` for one of reward.parts"
+        yield finding(f"RUN-REWARD-{kind.upper()}", section, f"no reward uses this {kind}", help)
 
 
 def _check_judge_place(judge: ChatJudgeConfig) -> Iterator[Finding]:
@@ -130,19 +136,8 @@ _MODEL_PATH = "reward.model.path"
 
 def check_reward_model(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     """Check that a reward model is set exactly if one is used, has one label and encodes the first row."""
-    asked = [key for key, judge in config.reward.judges.items() if judge.function is None and judge.type == "model"]
-    model = config.reward.model
-    if model is None:
-        for key in asked:
-            message = "the reward comes from a reward model, and the section reward.model is missing"
-            help = "write reward.model.path=… and reward.model.backend=sglang:d1"
-            yield finding("RUN-REWARD-MODEL", f"{key}.type", message, help)
-        return
-    if not asked:
-        message = "no reward uses this model"
-        help = "write reward.type=model, or `type: model` for one of reward.parts"
-        yield finding("RUN-REWARD-MODEL", "reward.model", message, help)
-    if is_local(model.path):  # a name on the hub is looked at once it is downloaded
+    yield from _check_use(config, "model")
+    if (model := config.reward.model) and is_local(model.path):  # a name on the hub is looked at once it is downloaded
         yield from _check_model_files(model, prompts)
 
 

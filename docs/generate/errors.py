@@ -11,7 +11,7 @@ from allocation.codes import Explanation
 from allocation.registry import RULES
 from areal_like.codes import by_subject
 from areal_like.exclusions import describe_rows
-from areal_like.preflight.exclusion_table import exclusion_table
+from areal_like.preflight.exclusions import exclusion_table
 
 PAGE = Path(__file__).parents[1] / "errors.md"
 CHAPTERS: dict[str, str] = runpy.run_path(str(Path(__file__).with_name("rules.py")))["CHAPTERS"]
