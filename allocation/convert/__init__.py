@@ -8,13 +8,13 @@
 difference, so nothing is lost in silence.
 """
 
-from allocation.convert import areal, loss, megatron, roll, sglang, siirl, trinity, verl
+from allocation.convert import areal, loss, megatron, roll, sglang, trinity, verl
 from allocation.diagnostics import Finding, Source, has_errors
 from allocation.plan import Plan
 from allocation.registry import run_rules
 
 _FIRST = (megatron.SYSTEM, sglang.SYSTEM, areal.SYSTEM, areal.LEGACY)
-_SYSTEMS = {s.name: s for s in (*_FIRST, verl.SYSTEM, roll.SYSTEM, siirl.SYSTEM, trinity.SYSTEM)}
+_SYSTEMS = {s.name: s for s in (*_FIRST, verl.SYSTEM, roll.SYSTEM, verl.SIIRL, trinity.SYSTEM)}
 SYSTEMS: tuple[str, ...] = tuple(_SYSTEMS)
 
 

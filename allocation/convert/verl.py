@@ -201,3 +201,5 @@ _ONE_POOL = {
     "CONVERT-LOSES-GPUS": "trainers share one pool of GPUs, equally many on every node; Ray chooses the ids",
 }
 SYSTEM = system("verl", VerlDialect("verl", rollout_tp=2, own_pool=True))
+# siiRL (`siirl/params/model_args.py`) has one pool of GPUs, and neither ETP nor the reference follows other settings.
+SIIRL = system("siirl", VerlDialect("siiRL", etp_follows_tp=False, ref_follows_actor=False))

@@ -37,7 +37,7 @@ from areal_like.preflight.lora import trained_share
 from areal_like.preflight.machine import gpu_count
 from areal_like.preflight.megatron_settings import megatron_settings
 from areal_like.preflight.memory import of_trainer
-from areal_like.preflight.view import RoleView, view_roles
+from areal_like.preflight.view import Models, RoleView, view_roles
 
 _KEY = "actor.backend"
 MOST_CACHE = 0.8  # share of the machine's memory that SGLang takes for a cache, however many tokens it is asked for
@@ -45,11 +45,7 @@ SPARE = 0.9  # share of the machine's memory that a suggested change fits into
 
 
 def check_host_memory(
-    config: RunConfig,
-    device: Device,
-    plan: Plan | None,
-    models: Mapping[TrainerRole, ModelSpec | None],
-    token_bytes: int = 0,
+    config: RunConfig, device: Device, plan: Plan | None, models: Models, token_bytes: int = 0
 ) -> Iterator[Finding]:
     """Check that this machine has memory for all processes of the run on a node, unless the run is on others.
 
@@ -79,12 +75,7 @@ def check_host_memory(
 
 
 def host_items(
-    config: RunConfig,
-    device: Device,
-    plan: Plan,
-    models: Mapping[TrainerRole, ModelSpec | None],
-    total: int,
-    token_bytes: int = 0,
+    config: RunConfig, device: Device, plan: Plan, models: Models, total: int, token_bytes: int = 0
 ) -> list[HostItem]:
     """Return the uses of memory on the node that needs the most; nodes have `total` bytes."""
     views = {view.role: view for view in view_roles(config, models, plan, device=device)}
@@ -141,9 +132,7 @@ def _rank_items(
     yield from state_items(engine.role, resting, work, saves=config.recover.mode != "off", copy_bytes=limit)
 
 
-def _fix(
-    config: RunConfig, device: Device, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], total: int
-) -> str:
+def _fix(config: RunConfig, device: Device, plan: Plan, models: Models, total: int) -> str:
     """Return the smallest changes of keys with which the run fits on an idle machine, or another remedy."""
     requests = backend_of(config).cached_tokens_on_cpu(config) // config.context_length
     tokens = config.actor.mb_spec.max_tokens_per_mb

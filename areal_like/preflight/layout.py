@@ -49,10 +49,7 @@ class Compile(Protocol):
 
 
 def find_plan(
-    config: RunConfig,
-    model: ModelSpec | None,
-    role_models: Mapping[TrainerRole, ModelSpec | None] | None = None,
-    image_share: float = 0.0,
+    config: RunConfig, model: ModelSpec | None, role_models: Models | None = None, image_share: float = 0.0
 ) -> tuple[Plan | None, list[Finding]]:
     """Compile `allocation_mode`, or each role's `backend`, for the cluster; without errors there is a plan.
 
@@ -94,9 +91,7 @@ def find_plan(
     return None if has_errors(findings) else plan, findings
 
 
-def workloads(
-    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
-) -> dict[str, Workload]:
+def workloads(config: RunConfig, models: Models, image_share: float = 0.0) -> dict[str, Workload]:
     """Return the workload of each role whose model is known, and of the servers, for the memory model."""
     memory = memory_settings(config, models["actor"]) or MemorySettings()
     own = _collect_settings(config, _view_roles(config, models, image_share), memory)
@@ -182,7 +177,11 @@ def _fields(config: RunConfig) -> Iterator[Finding]:
     for role in ("actor", "rollout", *config.scorers):
         if not whole and role not in backends:
             key, example = backend_key(role), "megatron:d2" if role == "actor" else "sglang:d1"
-            message = f"no layout is given: both {key} and allocation_mode are null"
+            message = (
+                f"no layout is given for the {_SCORERS[role]}"
+                if role in _SCORERS
+                else f"no layout is given: both {key} and allocation_mode are null"
+            )
             yield finding("RUN-LAYOUT", key, message, f"write for example {key}={example}")
 
 

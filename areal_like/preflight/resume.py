@@ -8,20 +8,20 @@ from typing import Any
 import yaml
 
 from allocation.diagnostics import Finding, Severity
-from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.backends.megatron.distributed import CONFIG
 from areal_like.core.checkpoint.journal import read_header
 from areal_like.core.checkpoint.store import DIRECTORY, INTERRUPTED, JOURNAL, RESTART, lost_by_restart, newest
 from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import annotation_of, is_below, mask, members, section_of, value_at
-from areal_like.core.config.schema import EngineConfig, RunConfig, TrainerRole
+from areal_like.core.config.schema import EngineConfig, RunConfig
 from areal_like.core.errors import CheckpointError
 from areal_like.core.types import Prompt
 from areal_like.data.dataset import fingerprints, training_steps
 from areal_like.metrics.names import SUMMARY_FILE
 from areal_like.preflight.layout import find_plan
 from areal_like.preflight.machine import CONFIG_FILE
+from areal_like.preflight.view import Models
 from areal_like.runtime.owner import is_taken
 
 # Sections and keys whose values may change within a run, as may every `..._timeout_s`.
@@ -55,7 +55,7 @@ _MUST_STAY = (  # of megatron
 
 
 def find_layouts(
-    config: RunConfig, models: Mapping[TrainerRole, ModelSpec | None], plan: Plan | None, image_share: float = 0.0
+    config: RunConfig, models: Models, plan: Plan | None, image_share: float = 0.0
 ) -> tuple[list[tuple[RunConfig, Plan]], list[Finding]]:
     """Return configuration and plan of each of `recover.layouts`, and findings about layouts that can never be used."""
     layouts, findings = list[tuple[RunConfig, Plan]](), list[Finding]()

@@ -1,18 +1,18 @@
 """Trainer and servers on the same GPUs: whether they may be time-shared, and whether weights may go over the device."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from allocation.diagnostics import Finding
 from allocation.hardware import GIB
 from allocation.memory import footprint, shared_peak
-from allocation.model_spec import ModelSpec
 from allocation.plan import Plan
 from areal_like.core.config.findings import finding, missing_package
-from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.config.schema import RunConfig
 from areal_like.core.types import Device
 from areal_like.preflight.layout import workloads
 from areal_like.preflight.machine import gpu_count
+from areal_like.preflight.view import Models
 
 _KEY = "rollout.sharing"
 
@@ -43,9 +43,7 @@ def _exporting_ranks(plan: Plan) -> Iterator[Finding]:
         yield finding("RUN-SHARING-IPC", "weight_update.mode", message, f"{help}sglang:d2|megatron:d2")
 
 
-def describe_sharing(
-    config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
-) -> str | None:
+def describe_sharing(config: RunConfig, plan: Plan, models: Models, image_share: float = 0.0) -> str | None:
     """Return how trainer and servers share GPUs, and the memory that this needs; None if they do not."""
     actor, rollout = plan.engine("actor"), plan.engine("rollout")
     if not set(actor.devices) & set(rollout.devices):

@@ -7,23 +7,21 @@ from dataclasses import replace
 
 from allocation.hardware import GIB, GPUS, Gpu
 from allocation.memory import footprint, shared_peak
-from allocation.model_spec import ModelSpec
 from allocation.plan import Cluster, Plan
 from allocation.planner.choice import PredictedTrainer
 from allocation.planner.seconds import training_seconds
 from allocation.planner.task import EXPERTS, FULL, PLAIN, Task
 from allocation.rules.memory import TIGHT
 from allocation.settings import BatchSpec, MegatronSettings, Workload
-from areal_like.core.config.schema import RunConfig, TrainerRole
+from areal_like.core.config.schema import RunConfig
 from areal_like.preflight.layout import workloads
+from areal_like.preflight.view import Models
 
 _WORTH = 0.9  # the share of the present time below which other settings are printed
 _ROOMY = 1.1  # a GPU's bytes over the bytes that its name promises
 
 
-def describe_step(
-    config: RunConfig, plan: Plan, models: Mapping[TrainerRole, ModelSpec | None], image_share: float = 0.0
-) -> str | None:
+def describe_step(config: RunConfig, plan: Plan, models: Models, image_share: float = 0.0) -> str | None:
     """Return the predicted step of the actor in words; None for another backend, and where this host has no GPU."""
     actor, works = plan.engine("actor"), workloads(config, models, image_share)
     if actor.backend != "megatron" or not works or (size := works["actor"].memory.gpu_bytes) is None:

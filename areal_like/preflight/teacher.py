@@ -118,9 +118,6 @@ def _tokenizer(path: str, tokenizer: Tokenizer) -> Iterator[Finding]:
 def _hint(field: str, prompts: Sequence[Prompt]) -> Iterator[Finding]:
     without = next((prompt for prompt in prompts if value_at(prompt.row, field) is None), None)
     if without is not None:
-        message, help = (
-            f"row {without.sample_id + 1} has no column {field}",
-            "name a column of every row, or set teacher.hint_field=null",
-        )
-        nearest = nearest_words(field, without.row)
+        message, nearest = f"row {without.sample_id + 1} has no column {field}", nearest_words(field, without.row)
+        help = "name a column of every row, or set teacher.hint_field=null"
         yield finding("RUN-TEACHER", "teacher.hint_field", message, help, nearest=nearest)

@@ -143,3 +143,8 @@ def test_a_command_of_several_and_its_place_are_those_of_the_training():
 def test_words_that_may_hold_settings_are_named():
     (unread,) = Reading.of_config('python3 -m verl.x a.b=1 $EXTRA --name $NAME "$@"').unread
     assert (unread.text, unread.line) == ("$EXTRA", 1)
+
+
+def test_a_branch_of_case_may_be_taken_where_only_one_of_its_patterns_is_unknown():
+    script = "case b in\n  $UNSET|c) run 1;;\n  b) run 2;;\nesac"
+    assert [command.words[1].text for command in read_script(script).commands] == ["1", "2"]

@@ -497,3 +497,15 @@ def test_no_entry_repeats_what_is_said_elsewhere():
             sections = [key[:place] for place, character in enumerate(key) if character == "."]
             nearest = next((section for section in reversed(sections) if section in table), None)
             assert nearest is None or table[nearest] != entry, key
+
+
+@pytest.mark.parametrize("value", ["2", "no"])
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("multimodal-keys", "train_dataset.image_field"),
+        ("apply-chat-template-kwargs", "train_dataset.chat_template_kwargs"),
+    ],
+)
+def test_an_option_that_is_not_a_mapping_in_json_is_left_to_the_user(key, ours, value):
+    assert ours in migrate(f"{SLIME.rstrip()} --{key} {value}", "slime").missing

@@ -48,7 +48,7 @@ def rules(peer: Translation, text: str) -> None:
     _weights(peer)
     if (betas := peer.get("algorithm.optimizer.betas")) is not None:
         peer.ours["actor.optimizer.beta1"], peer.ours["actor.optimizer.beta2"] = map(float, split_list(betas)[:2])
-    _verls_optimizers(peer)
+    optimizers(peer, "trainer.trainer_config.")
     _tasks(peer)
 
 
@@ -141,15 +141,6 @@ def _weights(peer: Translation) -> None:
     peer.ours["rollout.max_head_offpolicyness"] = bound
     if str(peer.get("mode")) == "colocate":
         peer.ours["rollout.sharing"] = "alternate"
-
-
-def _verls_optimizers(peer: Translation) -> None:
-    """Read the optimizers below `trainer.trainer_config`."""
-    prefix = "trainer.trainer_config."
-    inner = Translation(
-        peer.system, {key.removeprefix(prefix): value for key, value in peer.said.items()}, {}, peer.ours
-    )
-    optimizers(inner)
 
 
 def _tasks(peer: Translation) -> None:

@@ -209,10 +209,10 @@ def _lora(peer: Translation) -> None:
         peer.adapters(rank, alpha, peer.get(f"{_MODEL}.target_modules", f"{_MODEL}.lora.target_modules"))
 
 
-def optimizers(peer: Translation) -> None:
-    """Write betas, warm-up and final rate of actor and critic."""
-    write_optimizer(peer, f"{_ACTOR}.optim", "actor.optimizer")
-    write_optimizer(peer, "critic.optim", "critic.optimizer")
+def optimizers(peer: Translation, place: str = "") -> None:
+    """Write betas, warm-up and final rate of actor and critic, whose sections are below `place`."""
+    write_optimizer(peer, f"{place}{_ACTOR}.optim", "actor.optimizer")
+    write_optimizer(peer, f"{place}critic.optim", "critic.optimizer")
 
 
 def _data(peer: Translation) -> None:
