@@ -58,8 +58,8 @@ class Words:
                 glued = False
         for pieces in found:
             own = pieces[0] if len(pieces) == 1 and pieces[0].end else None
-            place = (own.start, own.end) if own else (start, end)
-            yield _join(pieces, *(self.place or place), whole=all(piece.whole for piece in pieces))
+            start_and_end = self.place or ((own.start, own.end) if own else (start, end))
+            yield _join(pieces, *start_and_end, whole=all(piece.whole for piece in pieces))
 
     def value(self, word: Node | None) -> ShellWord:
         """Return the one text that a word becomes where the shell does not split it."""

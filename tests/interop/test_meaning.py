@@ -222,3 +222,10 @@ def test_a_correction_that_is_not_here_is_described_as_it_is(settings, key, note
     done = migrate(with_settings("verl", f"C.{settings}".replace("C.", there)), "verl")
     assert list(done.changes) == [f"{there}{key}"]
     assert done.changes[f"{there}{key}"].startswith(note)
+
+
+@pytest.mark.parametrize(("gone", "is_known"), [("actor_train", False), ("actor_infer", True)])
+def test_optimizer_steps_of_roll_are_known_with_the_trainers_devices_alone(gone, is_known):
+    """Without a trainer its ranks are unknown, which is not one rank; servers are not needed to count them."""
+    text = with_settings("roll", f"{gone}.device_mapping=null")
+    assert ("actor.ppo_n_minibatches" not in migrate(text, "roll").missing) == is_known

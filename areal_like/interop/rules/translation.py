@@ -17,8 +17,6 @@ _HEADINGS = {
 }
 _QUIET = ("renamed", "unneeded")
 NO_NORM: dict[str, Any] = {"mean_level": None, "mean_leave1out": False, "std_level": None, "std_unbiased": False}
-
-
 BATCH_NORM = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True}
 GROUP_NORM = {"mean_level": "group", "std_level": "group", "std_unbiased": True}
 
