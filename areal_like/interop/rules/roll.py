@@ -189,7 +189,7 @@ def _agents(peer: Translation) -> None:
 def _batch_divides(peer: Translation, whole: Any) -> bool:
     """Return whether trajectories are single samples that divide evenly into optimizer steps, without a remainder."""
     size = samples_per_step(peer)
-    return peer.get("max_actions_per_traj") == 1 and isinstance(whole, int) and bool(size) and whole % size == 0
+    return bool(size and peer.get("max_actions_per_traj") == 1 and isinstance(whole, int) and whole % size == 0)
 
 
 def _agent_norm(peer: Translation) -> dict[str, Any]:

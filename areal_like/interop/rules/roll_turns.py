@@ -39,7 +39,7 @@ def credit_turns(peer: Translation, estimator: str) -> None:
 def batch_turns(peer: Translation) -> None:
     """Write optimizer steps of a fixed number of turns, and the length of the schedule, which counts trajectories."""
     size, whole = samples_per_step(peer), peer.get("rollout_batch_size")
-    if size is None or not isinstance(whole, int):
+    if not size or not isinstance(whole, int):
         peer.fill("actor.turns_per_minibatch", "turns of an optimizer step: the trainer's devices are unknown")
         if (mode := peer.get("batch_adjust_mode")) not in (None, "copy"):
             peer.changes["batch_adjust_mode"] = f"{mode}: all turns are trained"
