@@ -55,8 +55,9 @@ def _sections(value: Any, key: str) -> Iterator[tuple[str, Section]]:
 
 def _hidden_gpus(config: RunConfig) -> Iterator[Finding]:
     """Warn of GPUs named in a role's variables, which CUDA reads before they are set."""
-    for role, section in {"actor": config.actor, **config.further_roles}.items():
-        if "CUDA_VISIBLE_DEVICES" in (section.env_vars or ()):
+    own = {role: section.env_vars or {} for role, section in config.further_roles.items()}
+    for role, variables in {"actor": config.actor.env_vars, **own}.items():
+        if "CUDA_VISIBLE_DEVICES" in variables:
             why = "a rank uses the GPU of its place in the layout"
             yield warn_ignored(f"{role}.env_vars.CUDA_VISIBLE_DEVICES", why, "name GPUs with `@` in the layout")
 
