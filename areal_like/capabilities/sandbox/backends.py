@@ -8,7 +8,6 @@ from typing import Self
 
 from areal_like.capabilities.sandbox.bubblewrap import Bubblewrap
 from areal_like.capabilities.sandbox.containers import Containers
-from areal_like.capabilities.sandbox.pool import Pool
 from areal_like.capabilities.sandbox.protocol import SandboxBackend, SandboxError
 from areal_like.capabilities.sandbox.schema import CONTAINER_TOOLS, SandboxConfig
 from areal_like.core.user_code import Portable, UserCodeError
@@ -48,23 +47,6 @@ class Recipe:
         if not inspect.iscoroutinefunction(getattr(made, "start", None)):
             raise UserCodeError(f"{self.own.reference} has no `async def start(self)`")
         return made
-
-
-class Pools:
-    """The pools of one worker process, which has several event loops."""
-
-    def __init__(self) -> None:
-        self._pools: dict[tuple[asyncio.AbstractEventLoop, str], Pool] = {}
-
-    def find(self, recipe: Recipe) -> Pool:
-        """Return the pool of this event loop. Raises SandboxError if the user's class cannot be used."""
-        key = asyncio.get_running_loop(), recipe.settings.model_dump_json()
-        if key not in self._pools:
-            try:
-                self._pools[key] = Pool(recipe.backend(), recipe.settings.warm)
-            except UserCodeError as error:
-                raise SandboxError(str(error)) from error
-        return self._pools[key]
 
 
 async def probe(recipe: Recipe) -> None:

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 from allocation.diagnostics import Finding
 from areal_like.capabilities.agents.settings import episode_of
-from areal_like.capabilities.agents.takers import find_takers
+from areal_like.capabilities.agents.takers import check_takers
 from areal_like.capabilities.sandbox.backends import SHIPPED, Recipe, probe
 from areal_like.capabilities.sandbox.bubblewrap import PROGRAM
 from areal_like.capabilities.sandbox.parameter import NAME
 from areal_like.capabilities.sandbox.protocol import SandboxError
 from areal_like.capabilities.sandbox.schema import CONTAINER_TOOLS, SandboxConfig, SandboxKeys
-from areal_like.core.config.findings import finding, warn_ignored
+from areal_like.core.config.findings import finding
 from areal_like.core.config.keys import with_keys
 from areal_like.core.user_code import UserCodeError
 from areal_like.known import Known
@@ -26,16 +26,10 @@ def check_sandbox(known: Known) -> Iterator[Finding]:
     settings = with_keys(episode_of(known.config), SandboxKeys).sandbox
     if not known.config.workflows:
         return
-    wanted = dict(find_takers(known.config, NAME))
-    if settings is None:
-        for key, is_optional in wanted.items():
-            if not is_optional:
-                message = "the workflow has a parameter `sandbox`, and episode.sandbox is null"
-                yield finding("RUN-SANDBOX", key, message, "set episode.sandbox={} for bubblewrap")
-        return
-    if not wanted:
-        yield warn_ignored(_KEY, "no workflow has a parameter `sandbox`")
-    yield from _backend(settings, dry_run=known.dry_run)
+    fix = f"set {_KEY}={{}} for bubblewrap"
+    yield from check_takers(known.config, NAME, _KEY, fix, code="RUN-SANDBOX", is_set=settings is not None)
+    if settings is not None:
+        yield from _backend(settings, dry_run=known.dry_run)
 
 
 def _backend(settings: SandboxConfig, *, dry_run: bool) -> Iterator[Finding]:

@@ -1,15 +1,14 @@
 """The sandbox object of workflows: `async def run(row, client, sandbox)`."""
 
 import asyncio
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
-from areal_like.capabilities.sandbox.pool import Pool, StartedSandbox
-from areal_like.capabilities.sandbox.protocol import Limit, Outcome, SandboxError
+from areal_like.capabilities.sandbox.pool import Pool
+from areal_like.capabilities.sandbox.protocol import Box, Limit, Outcome, SandboxError
 from areal_like.capabilities.sandbox.schema import SandboxConfig
 
 SHELL = ("/bin/sh", "-c")
@@ -41,17 +40,11 @@ class Sandbox:
 
     def __init__(self, pool: Pool, settings: SandboxConfig) -> None:
         self._pool, self._settings = pool, settings
-        self._started: StartedSandbox | None = None
+        self._box: Box | None = None
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Outcome]] = set()
         self._closed = False
-        self.usage: Counter[str] = Counter()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        await self.close()
+        self.usage: dict[str, float] = defaultdict(float)
 
     async def run(
         self, command: str | Sequence[str], *, timeout_s: float | None = None, stdin: str | bytes = b""
@@ -90,10 +83,10 @@ class Sandbox:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        if self._started is not None:
-            started, self._started = self._started, None
+        if self._box is not None:
+            box, self._box = self._box, None
             with suppress(SandboxError):  # the sandbox has ended by itself
-                await started.box.close()
+                await box.close()
 
     async def _run(self, command: Sequence[str], stdin: bytes, timeout_s: float, output_bytes: int) -> Outcome:
         """Run a command to its end even if the caller is cancelled, because the next command must wait for it."""
@@ -109,12 +102,12 @@ class Sandbox:
         async with self._one_at_a_time:
             if self._closed:
                 raise SandboxError("the episode of this sandbox is over")
-            if self._started is None:
-                self._started = await self._pool.take()
-                self.usage += Counter({"starts": 1})
-                for name in ("start_s", "wait_s"):
-                    self.usage[name] += getattr(self._started, name)
-            return await self._started.box.run(command, stdin, timeout_s, output_bytes)
+            if self._box is None:
+                began = time.monotonic()
+                self._box, self.usage["start_s"] = await self._pool.take()
+                self.usage["starts"] = 1
+                self.usage["wait_s"] = time.monotonic() - began
+            return await self._box.run(command, stdin, timeout_s, output_bytes)
 
 
 def _bytes(content: str | bytes) -> bytes:

@@ -76,9 +76,9 @@ class _Command:
         self._limit = self._limit or self._measure()
         _end_all()
         self._status = self._status if self._status is not None else 128 + signal.SIGKILL
-        while self._outputs_open() and self._limit != "output":
+        while self._open and self._limit != "output":
             self._poll(0.0)
-        if self._limit is None and _full(self._limits):
+        if self._limit is None and not os.statvfs(self._limits["work"]).f_bavail:
             self._limit = "disk"
         self._answer(time.monotonic() - began)
 
@@ -143,9 +143,6 @@ class _Command:
         self._poller.unregister(self._given)
         os.close(self._given)
         self._given = -1
-
-    def _outputs_open(self) -> bool:
-        return bool(self._open)
 
     def _reap(self) -> None:
         """Reap children and orphans that have ended."""
@@ -278,10 +275,6 @@ def _end_all() -> None:
     with suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-
-
-def _full(limits: dict[str, Any]) -> bool:
-    return os.statvfs(limits["work"]).f_bavail == 0
 
 
 def _receive(size: int) -> bytes:

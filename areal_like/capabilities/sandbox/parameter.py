@@ -1,30 +1,33 @@
 """The parameter `sandbox` of workflows."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from areal_like.capabilities.agents.parameters import Parameter, Report
-from areal_like.capabilities.sandbox.backends import Pools, Recipe
+from areal_like.capabilities.sandbox.backends import Recipe
 from areal_like.capabilities.sandbox.handle import Sandbox
+from areal_like.capabilities.sandbox.pool import Pool
 from areal_like.capabilities.sandbox.protocol import SandboxError
 from areal_like.capabilities.sandbox.schema import SandboxKeys
 from areal_like.core.config.keys import with_keys
 from areal_like.core.config.section import Section
+from areal_like.core.user_code import UserCodeError
 
 NAME = "sandbox"
 
 
 class Sandboxes:
-    """The sandboxes of one worker process; see Provider."""
+    """The sandboxes of one worker process, with a pool per event loop; see Provider."""
 
     def __init__(self) -> None:
-        self._pools = Pools()
+        self._pools: dict[tuple[asyncio.AbstractEventLoop, str], Pool] = {}
 
     @asynccontextmanager
     async def open(self, recipe: Recipe, report: Report) -> AsyncIterator[Sandbox]:
         """Yield a sandbox that ends with the block; report its usage."""
-        sandbox = Sandbox(self._pools.find(recipe), recipe.settings)
+        sandbox = Sandbox(self._pool(recipe), recipe.settings)
         try:
             yield sandbox
         finally:
@@ -34,6 +37,15 @@ class Sandboxes:
     def for_group(self, recipe: Recipe, report: Report) -> Callable[[], AbstractAsyncContextManager[Sandbox]]:
         """Return the function `rollout.sandbox`."""
         return partial(self.open, recipe, report)
+
+    def _pool(self, recipe: Recipe) -> Pool:
+        key = asyncio.get_running_loop(), recipe.settings.model_dump_json()
+        if key not in self._pools:
+            try:
+                self._pools[key] = Pool(recipe.backend(), recipe.settings.warm)
+            except UserCodeError as error:
+                raise SandboxError(str(error)) from error
+        return self._pools[key]
 
 
 def _recipe(episode: Section) -> Recipe | None:

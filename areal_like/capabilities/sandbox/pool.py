@@ -4,20 +4,14 @@ import asyncio
 import contextvars
 import time
 from collections import deque
-from dataclasses import dataclass, replace
 
 from areal_like.capabilities.sandbox.protocol import Box, SandboxBackend, SandboxError
 
 MOST_AT_ONCE = 4  # concurrent starts of sandboxes
 
 
-@dataclass(frozen=True)
-class StartedSandbox:
-    """A sandbox, the seconds of its start, and the seconds that an episode waited for it."""
-
-    box: Box
-    start_s: float
-    wait_s: float = 0.0
+type StartedSandbox = tuple[Box, float]
+"""A sandbox, and the seconds of its start."""
 
 
 class Pool:
@@ -27,33 +21,19 @@ class Pool:
         self._backend, self._warm = backend, warm
         self._ready: deque[asyncio.Task[StartedSandbox]] = deque()
         self._starts = asyncio.Semaphore(MOST_AT_ONCE)
-        self._closed = False
 
     async def take(self) -> StartedSandbox:
         """Return a fresh sandbox, which the caller closes; it is replaced in the background. Raises SandboxError."""
-        began = time.monotonic()
         chosen = self._ready.popleft() if self._ready else self._begin()
         while len(self._ready) < self._warm:
             self._ready.append(self._begin())
         try:
-            started = await asyncio.shield(chosen)
+            return await asyncio.shield(chosen)
         except asyncio.CancelledError:
             self._ready.appendleft(chosen)
             raise
         except SandboxError:  # perhaps of an old start; only the new start counts
-            started = await self._begin()
-        return replace(started, wait_s=time.monotonic() - began)
-
-    async def close(self) -> None:
-        """Stop the sandboxes that no episode has taken; wait for sandboxes that are starting.
-
-        Bubblewrap leaves a process, which keeps its pipes open, if it is killed while it starts.
-        """
-        self._closed = True
-        starting, self._ready = list(self._ready), deque()
-        for started in await asyncio.gather(*starting, return_exceptions=True):
-            if isinstance(started, StartedSandbox):
-                await started.box.close()
+            return await self._begin()
 
     def _begin(self) -> asyncio.Task[StartedSandbox]:
         """Start a sandbox in a context of its own, because it does not belong to an episode yet."""
@@ -61,11 +41,9 @@ class Pool:
 
     async def _start(self) -> StartedSandbox:
         async with self._starts:
-            if self._closed:
-                raise SandboxError("the run is over")
             began = time.monotonic()
             try:
                 box = await self._backend.start()
             except (OSError, ValueError) as error:
                 raise SandboxError(f"{type(error).__name__}: {error}") from error
-            return StartedSandbox(box, time.monotonic() - began)
+            return box, time.monotonic() - began

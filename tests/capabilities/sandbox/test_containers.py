@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from limits import HUNG_S
-from sandboxes import why_not
+from sandboxes import opened, why_not
 
 from areal_like.backends.ray.containers import label, note_containers, remove_containers
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.capabilities.sandbox.backends import Recipe
 from areal_like.capabilities.sandbox.handle import Sandbox
-from areal_like.capabilities.sandbox.pool import Pool
 from areal_like.capabilities.sandbox.protocol import SandboxError
 from areal_like.capabilities.sandbox.schema import SandboxConfig
 
@@ -40,7 +39,7 @@ def fake(tmp_path: Path) -> tuple[Path, Path]:
 
 def in_container[T](body: Callable[[Sandbox], Awaitable[T]]) -> T:
     async def main() -> T:
-        async with Sandbox(Pool(Recipe.pack(SETTINGS).backend(), 0), SETTINGS) as sandbox:
+        async with opened(SETTINGS) as sandbox:
             return await body(sandbox)
 
     return asyncio.run(main())

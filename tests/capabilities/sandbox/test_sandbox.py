@@ -9,18 +9,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from limits import HUNG_S
-from sandboxes import why_not
+from sandboxes import opened, why_not
 
 from areal_like.capabilities.sandbox.backends import Recipe
 from areal_like.capabilities.sandbox.handle import CommandResult, Sandbox
-from areal_like.capabilities.sandbox.pool import MOST_AT_ONCE, Pool
+from areal_like.capabilities.sandbox.pool import Pool
 from areal_like.capabilities.sandbox.protocol import SandboxError
 from areal_like.capabilities.sandbox.schema import SandboxConfig
 
@@ -35,11 +34,8 @@ def in_sandbox[T](body: Callable[[Sandbox], Awaitable[T]], settings: SandboxConf
     """What `body` gives with a sandbox, which is closed then."""
 
     async def main() -> T:
-        pool = Pool(Recipe.pack(settings).backend(), settings.warm)
-        async with Sandbox(pool, settings) as sandbox:
-            result = await body(sandbox)
-        await pool.close()
-        return result
+        async with opened(settings) as sandbox:
+            return await body(sandbox)
 
     return asyncio.run(main())
 
@@ -203,7 +199,7 @@ def has_ended(process: psutil.Process) -> bool:
 def test_a_sandbox_that_has_ended_says_so():
     async def body(sandbox: Sandbox) -> None:
         await sandbox.run("true")
-        box = psutil.Process(sandbox._started.box._process.pid)  # type: ignore[union-attr]
+        box = psutil.Process(sandbox._box._process.pid)  # type: ignore[union-attr]
         inside = box.children(recursive=True)
         assert inside
         box.kill()
@@ -220,56 +216,19 @@ def test_the_pool_hides_the_start_and_each_sandbox_is_used_once():
 
     async def main() -> None:
         pool = Pool(Recipe.pack(settings).backend(), settings.warm)
-        async with Sandbox(pool, settings) as sandbox:
+        async with opened(settings, pool) as sandbox:
             await sandbox.run("touch here")
             assert sandbox.usage["starts"] == 1 and sandbox.usage["wait_s"] >= sandbox.usage["start_s"] > 0
         for _ in range(3):
-            warm = [started.box for started in await asyncio.gather(*pool._ready)]
+            warm = [box for box, _ in await asyncio.gather(*pool._ready)]
             assert len(warm) == 2
-            async with Sandbox(pool, settings) as sandbox:
+            async with opened(settings, pool) as sandbox:
                 assert (await sandbox.run("ls -A; touch here")).stdout == ""
-                assert sandbox._started is not None and sandbox._started.box is warm[0]
-        await pool.close()
+                assert sandbox._box is warm[0]
+        for box, _ in await asyncio.gather(*pool._ready):
+            await box.close()
 
     asyncio.run(main())
-
-
-class HeldBackend:
-    """Starts boxes when it may, and counts how many starts began and were cancelled, and how many boxes were closed."""
-
-    def __init__(self) -> None:
-        self.may, self.counts = asyncio.Event(), Counter[str]()
-
-    async def start(self) -> HeldBackend:
-        self.counts["begun"] += 1
-        try:
-            await self.may.wait()
-        except asyncio.CancelledError:
-            self.counts["cancelled"] += 1
-            raise
-        return self
-
-    async def close(self) -> None:
-        self.counts["closed"] += 1
-
-
-def test_a_pool_that_closes_cancels_no_start():
-    """Bubblewrap that is killed while it starts leaves a process, which keeps the pipes open that the end waits for."""
-
-    async def main() -> Counter[str]:
-        backend = HeldBackend()
-        pool = Pool(backend, warm=9)  # type: ignore[arg-type]
-        taking = asyncio.create_task(pool.take())
-        while backend.counts["begun"] < MOST_AT_ONCE:
-            await asyncio.sleep(0)
-        closing = asyncio.create_task(pool.close())
-        await asyncio.sleep(0)
-        backend.may.set()
-        await closing
-        await (await taking).box.close()
-        return backend.counts
-
-    assert asyncio.run(main()) == {"begun": MOST_AT_ONCE, "closed": MOST_AT_ONCE}
 
 
 KILLED = f"""

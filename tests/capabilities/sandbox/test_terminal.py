@@ -13,11 +13,8 @@ from typing import Any
 
 import pytest
 from running import ROOT, SCRIPT
-from sandboxes import why_not
+from sandboxes import opened, why_not
 
-from areal_like.capabilities.sandbox.backends import Recipe
-from areal_like.capabilities.sandbox.handle import Sandbox
-from areal_like.capabilities.sandbox.pool import Pool
 from areal_like.core.config.load import load
 
 FOLDER = ROOT / "examples/workflows"
@@ -43,7 +40,7 @@ def test_a_command_is_judged_by_what_it_has_done():
     assert len(right) == len(wrong) == len(TERMINAL.KINDS)
 
     async def play(row: dict[str, Any], answer: str) -> float:
-        async with Sandbox(Pool(Recipe.pack(SETTINGS).backend(), 0), SETTINGS) as sandbox:
+        async with opened(SETTINGS) as sandbox:
             return await TERMINAL.run(row, client(answer), sandbox)
 
     async def main() -> None:
