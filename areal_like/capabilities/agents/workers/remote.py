@@ -60,9 +60,13 @@ class Call:
 
 @dataclass(eq=False)
 class Lane:
-    """An event loop of a worker; `stale_s` is the current time without an iteration, `stood_still_s` their sum."""
+    """An event loop of a worker; `stale_s` is the current time without an iteration, `stood_still_s` their sum.
 
-    frames: Frames
+    `blocking` is the connection for questions whose thread waits for the answer.
+    """
+
+    frames: Frames = field(init=False)
+    blocking: Frames = field(init=False)
     place: int | None = None  # of its thread's mark, once it runs
     beats: int = 0
     stale_s: float = 0.0
@@ -94,7 +98,6 @@ class Worker:
     alone: bool
     marks: Marks
     lanes: list[Lane] = field(default_factory=list)
-    connections: list[Frames] = field(default_factory=list)
     pid: int | None = None
     handle: int | None = None  # of the process, for signals
     began: float = field(default_factory=time.monotonic)

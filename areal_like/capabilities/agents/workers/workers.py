@@ -104,23 +104,15 @@ class Workers:
         """Request a worker; it is ready once its loops report."""
         shared = shared_memory()
         worker = Worker(next(self._names), alone, Marks(shared))
-        descriptors, theirs = [self._describe, shared], list[socket.socket]()
+        theirs = list[socket.socket]()
         for _ in range(1 if alone else self.limits.loops):
-            for blocking in (False, True):
-                ours, its = socket.socketpair()
-                ours.setblocking(False)
-                theirs.append(its)
-                descriptors.append(its.fileno())
-                lane = Lane(frames=Frames(lambda *_: None, lambda: None)) if not blocking else worker.lanes[-1]
-                connection = Frames(partial(self._on_frame, worker, lane, blocking), partial(self._lost, worker))
-                if not blocking:
-                    lane.frames = connection
-                    worker.lanes.append(lane)
-                worker.connections.append(connection)
-                await self._loop.create_connection(partial(_itself, connection), sock=ours)
+            lane = Lane()
+            lane.frames, lane.blocking = [await self._connect(worker, lane, theirs) for _ in range(2)]
+            worker.lanes.append(lane)
         self.all.append(worker)
         command = [*_program(worker_module.__name__), str(self._warden.pid)]
         request = {"start": worker.name, "command": command, "log": str(self.log)}
+        descriptors = [self._describe, shared, *(end.fileno() for end in theirs)]
         try:
             socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
         except OSError:
@@ -130,6 +122,17 @@ class Workers:
             for end in theirs:
                 end.close()
         return worker
+
+    async def _connect(self, worker: Worker, lane: Lane, theirs: list[socket.socket]) -> Frames:
+        """Return a connection of a lane; add the worker's end to `theirs`."""
+        ours, its = socket.socketpair()
+        ours.setblocking(False)
+        theirs.append(its)
+        connection = Frames(
+            lambda *frame: self._on_frame(worker, lane, connection, *frame), partial(self._lost, worker)
+        )
+        await self._loop.create_connection(lambda: connection, sock=ours)
+        return connection
 
     def _hear(self) -> None:
         """Receive the warden's reports."""
@@ -216,8 +219,9 @@ class Workers:
         worker.over = True
         with suppress(ValueError):
             self.all.remove(worker)
-        for connection in worker.connections:
-            connection.close()
+        for lane in worker.lanes:
+            lane.frames.close()
+            lane.blocking.close()
         if worker.handle is not None:
             os.close(worker.handle)
             worker.handle = None
@@ -267,7 +271,7 @@ class Workers:
                     call.result.set_exception(self.failure)
         self.changed.set()
 
-    def _on_frame(self, worker: Worker, lane: Lane, blocking: bool, kind: Kind, number: int, body: bytes) -> None:
+    def _on_frame(self, worker: Worker, lane: Lane, connection: Frames, kind: Kind, number: int, body: bytes) -> None:
         if kind == Kind.READY:
             lane.place = number
             if worker.ready:
@@ -279,7 +283,6 @@ class Workers:
                 call.result.set_result(body)
         elif kind == Kind.ASK:
             (of_call,) = CALL_NUMBER.unpack_from(body)
-            connection = worker.connections[2 * worker.lanes.index(lane) + blocking]
             asking = lane.calls.get(of_call)
             answering = self.spawn(self._answer(connection, asking, number, body[CALL_NUMBER.size :]))
             if asking is not None:
@@ -312,7 +315,3 @@ def _program(module: str) -> list[str]:
     """Return the command that runs a module of this project, wherever that is imported from."""
     root = str(Path(__file__).parents[4])
     return [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {root!r}); import {module} as it; it.main()"]
-
-
-def _itself(connection: Frames) -> Frames:
-    return connection
