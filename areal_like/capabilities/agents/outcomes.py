@@ -7,19 +7,8 @@ from areal_like.capabilities.agents.session import Session
 from areal_like.core.errors import RunError
 
 
-class EpisodesFailed(RunError):
-    """More episodes of a batch failed than `episode.max_failed_share` allows."""
-
-    def __init__(self, failed: int, total: int, causes: Mapping[str, int], example: str) -> None:
-        counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
-        super().__init__(
-            f"{failed} of the last {total} episodes of the workflow failed ({counts}), more than "
-            f"episode.max_failed_share allows; the last failure: {example}"
-        )
-
-
 class Outcomes:
-    """Counts of how episodes ended; more than `max_failed_share` failures of a `batch` raise EpisodesFailed."""
+    """Counts of how episodes ended; more than `max_failed_share` failures of a `batch` raise RunError."""
 
     def __init__(self, batch: int, max_failed_share: float, say: Callable[[str], None]) -> None:
         self._last: deque[str | None] = deque(maxlen=batch)
@@ -41,7 +30,11 @@ class Outcomes:
         causes = Counter(cause for cause in self._last if cause is not None)
         full = len(self._last) == self._last.maxlen
         if full and causes.total() > self._max_failed_share * len(self._last):
-            raise EpisodesFailed(causes.total(), len(self._last), causes, message)
+            counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+            raise RunError(
+                f"{causes.total()} of the last {len(self._last)} episodes of the workflow failed ({counts}), more than "
+                f"episode.max_failed_share allows; the last failure: {message}"
+            )
 
     def add_graded(self, limit: str) -> None:
         """Count an episode that reached a limit and was graded."""

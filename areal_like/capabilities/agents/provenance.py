@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ class Generated:
         return np.array_equal(np.concatenate([self.prompt, self.response.tokens])[: len(tokens)], tokens)
 
 
-@dataclass(eq=False)
 class Responses:
     """The servers' responses for one group; each may be trained on once.
 
@@ -38,14 +37,11 @@ class Responses:
     log-probs.
     """
 
-    made: Sequence[Generated]
-    version: int
-    _unused: dict[int, list[Generated]] = field(init=False)
-    _used: list[Response] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        self._unused = defaultdict(list)
-        for each in self.made:
+    def __init__(self, made: Sequence[Generated], version: int) -> None:
+        self._made, self._version = made, version
+        self._unused = defaultdict[int, list[Generated]](list)
+        self._used: list[Response] = []
+        for each in made:
             if len(each.response.tokens):
                 self._unused[int(each.response.tokens[0])].append(each)
 
@@ -58,7 +54,7 @@ class Responses:
         """
         from_data = item.generated & np.isnan(item.logprobs)
         claimed = [each for start, end in _runs(item.generated & ~from_data) for each in self._claim(item, start, end)]
-        versions = np.where(from_data, np.int32(self.version), item.versions)
+        versions = np.where(from_data, np.int32(self._version), item.versions)
         owner = next((session for _, session, _ in claimed), None)
         return replace(item, versions=versions, columns=self._find_columns(claimed, item.tokens)), owner
 
@@ -95,7 +91,7 @@ class Responses:
         """Return the last rows of tokens, after the rows of the turns that lead to them, back to token `known`."""
         found: list[Any] = [rows]
         while (end := len(tokens) - sum(map(len, found))) > max(known, 0):
-            turns = (each for each in self.made if each.session == session)
+            turns = (each for each in self._made if each.session == session)
             earlier = (_rows_until(name, each, tokens[: end + 1]) for each in turns)
             before = next((each for each in earlier if each is not None), None)
             if before is None or not len(before):

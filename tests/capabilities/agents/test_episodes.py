@@ -17,10 +17,9 @@ from scripted import tokenizer
 from areal_like.capabilities.agents import forms
 from areal_like.capabilities.agents.forms import WorkflowError, level_of
 from areal_like.capabilities.agents.make import Workflows
-from areal_like.capabilities.agents.outcomes import EpisodesFailed
 from areal_like.capabilities.agents.workers.processes import UserProcesses
 from areal_like.core.config.load import load
-from areal_like.core.errors import ServerError
+from areal_like.core.errors import RunError, ServerError
 from areal_like.core.rollout.http import Unavailable
 from areal_like.core.rollout.pool import Sampling
 from areal_like.core.types import TURN_REWARDS, TURN_STATES, Prompt
@@ -341,7 +340,7 @@ def test_too_many_failures_of_a_batch_end_the_run(play):
     """A batch of the run has 4 prompts with 2 samples."""
     source = f"async def run(row, client):\n    await {ASK}\n    raise KeyError('x')"
     play(source, groups=3)
-    with pytest.raises(EpisodesFailed, match=r"8 of the last 8 .* \(8 raised\).*max_failed_share.*KeyError: 'x'"):
+    with pytest.raises(RunError, match=r"8 of the last 8 .* \(8 raised\).*max_failed_share.*KeyError: 'x'"):
         play(source, groups=4)
     play(source, "episode.max_failed_share=1", groups=4)
 
