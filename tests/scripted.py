@@ -10,6 +10,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.replies import Reply
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.core.rollout.pool import Response, Sampling
 from areal_like.core.types import FinishReason
@@ -113,3 +115,10 @@ def session(template: str, says: Callable[[int], Sequence[int]], **changes: Any)
     own, model = tokenizer(template), Model(says)
     settings = {"limits": Limits(99, 10**6), "sampling": Sampling(1000, 0.7, stop_token_ids=own.eos_token_ids)}
     return Session(own, model.sample, **(settings | changes)), model
+
+
+async def answer(session: Session, method: str, path: str, body: bytes) -> Reply:
+    """Answer one HTTP request of a session once the answer is complete, even for a stream."""
+    sessions = OpenSessions()
+    with sessions.open(session) as key:
+        return await sessions.answer(method, path, {"x-api-key": key}, body)

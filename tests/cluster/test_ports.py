@@ -14,8 +14,9 @@ from torch.distributed import TCPStore
 from areal_like.backends.ray.address import address_problem
 from areal_like.backends.ray.lifetime import run_lifetime
 from areal_like.backends.ray.placement import url
-from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
+from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
 from areal_like.runtime.ports import PORTS_VARIABLE, listen, port_range, reserve_port, stop_listening
@@ -75,12 +76,12 @@ def test_an_address_that_is_not_this_hosts_is_no_port_in_use(monkeypatch: pytest
 def test_an_ipv6_address_is_listened_on_and_has_brackets_in_urls(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("::1") as listener, socket.create_connection(listener.getsockname()[:2], 10):
         assert url("::1", listener.getsockname()[1]).startswith("http://[::1]:")
-    with Endpoint(OpenSessions(), EndpointSettings("::1")) as endpoint:
+    with Endpoint(OpenSessions(), EpisodeConfig(endpoint_host="::1")) as endpoint:
         assert endpoint.base_url.startswith("http://[::1]:")
 
 
 def test_the_endpoint_takes_a_port_of_the_range(host: str) -> None:
-    with Endpoint(OpenSessions(), EndpointSettings(host)) as endpoint:
+    with Endpoint(OpenSessions(), EpisodeConfig(endpoint_host=host)) as endpoint:
         assert int(endpoint.base_url.rpartition(":")[2].partition("/")[0]) in port_range(PORTS)
 
 

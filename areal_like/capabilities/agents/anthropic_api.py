@@ -9,9 +9,16 @@ from pydantic import BaseModel, Field
 from areal_like.capabilities.agents.continued_answers import merge_answers
 from areal_like.capabilities.agents.ignored_fields import leave_out
 from areal_like.capabilities.agents.image_parts import ImageBlock, content_of
-from areal_like.capabilities.agents.openai_requests import BLOCKS, JsonSchema, StopText, Text, Texts, check_fields
-from areal_like.capabilities.agents.refusal import Refused
-from areal_like.capabilities.agents.replies import MODEL, error_content
+from areal_like.capabilities.agents.openai_requests import (
+    BLOCKS,
+    JsonSchema,
+    OtherFields,
+    StopText,
+    Text,
+    Texts,
+    check_fields,
+)
+from areal_like.capabilities.agents.replies import MODEL, Refused, error_content
 from areal_like.capabilities.agents.session import Session
 from areal_like.capabilities.agents.turn import Turn
 from areal_like.core.types import FinishReason
@@ -55,26 +62,15 @@ class _OutputConfig(BaseModel, extra="forbid"):
     effort: str | None = None
 
 
-class _MessagesRequest(BaseModel, extra="forbid"):
-    """A request; fields shared with chat completions are passed on unchanged."""
-
-    messages: list[_AnthropicMessage] = []
+class _MessagesRequest(OtherFields):
+    messages: list[_AnthropicMessage] = Field([])
     system: Texts | None = None
     tools: list[_AnthropicTool] | None = None
     tool_choice: _Typed | None = None
-    stop_sequences: list[StopText] = []
+    stop_sequences: list[StopText] = Field([])
     thinking: _Typed | None = None
     output_config: _OutputConfig = _OutputConfig()
-    model: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
     max_tokens: Any = None
-    stream: Any = None
-    chat_template_kwargs: Any = None
-
-
-_SAME = ("model", "temperature", "top_p", "top_k", "max_tokens", "stream", "chat_template_kwargs")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
@@ -83,8 +79,8 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
     if asked.thinking and asked.thinking.type != "disabled":
         why = "the chat template decides whether a model thinks"
         raise Refused(f"thinking: {why}; {leave_out('thinking')}", "thinking")
-    chat = {name: fields[name] for name in _SAME if name in fields}
-    system = _join(asked.system or [])
+    chat = asked.get_shared()
+    system = content_of(asked.system or [])
     chat["messages"] = [{"role": "system", "content": system}] if system else []
     chat["messages"] += merge_answers([own for message in asked.messages for own in _messages(message)])
     chat["continue_final_message"] = True
@@ -105,7 +101,7 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
 
 
 class AnthropicMessage:
-    """Answer to one request, number `number` of its session, with these fields; also the Dialect of its events."""
+    """Answer to one request, number `number` of its session, with these fields; see Dialect."""
 
     def __init__(self, session: Session, fields: Mapping[str, Any], number: int) -> None:
         self._head = {
@@ -117,7 +113,6 @@ class AnthropicMessage:
         self._has_text = False  # a text block is open
 
     def whole(self, turn: Turn) -> dict[str, Any]:
-        """Return the message of a turn."""
         text = turn.text
         content = [{"type": "text", "text": text}] if text else []
         return {**self._head, "content": [*content, *_tool_uses(turn)], **_ending(turn), "usage": _usage(turn)}
@@ -134,22 +129,20 @@ class AnthropicMessage:
         return _events({"type": "message_start", "message": empty})
 
     def text(self, delta: str) -> bytes:
-        begun = b"" if self._has_text else _block_start(0, {"type": "text", "text": ""})
+        begun = b"" if self._has_text else _block("start", 0, content_block={"type": "text", "text": ""})
         self._has_text = True
-        return begun + _block_delta(0, {"type": "text_delta", "text": delta})
+        return begun + _block("delta", 0, delta={"type": "text_delta", "text": delta})
 
     def finish(self, turn: Turn, rest: str) -> bytes:
         events = [self.text(rest)] if rest else []
-        first = 0
         if self._has_text:
-            first = 1
-            events.append(_block_stop(0))
-        for index, use in enumerate(_tool_uses(turn), first):
+            events.append(_block("stop", 0))
+        for index, use in enumerate(_tool_uses(turn), int(self._has_text)):
             given = orjson.dumps(use["input"]).decode()
             events += [
-                _block_start(index, {**use, "input": {}}),
-                _block_delta(index, {"type": "input_json_delta", "partial_json": given}),
-                _block_stop(index),
+                _block("start", index, content_block={**use, "input": {}}),
+                _block("delta", index, delta={"type": "input_json_delta", "partial_json": given}),
+                _block("stop", index),
             ]
         end = {"type": "message_delta", "delta": _ending(turn), "usage": _usage(turn)}
         return b"".join(events) + _events(end, {"type": "message_stop"})
@@ -177,20 +170,11 @@ def _ending(turn: Turn) -> dict[str, Any]:
 
 
 def _usage(turn: Turn) -> dict[str, int]:
-    generated = len(turn.response.tokens)
-    return {"input_tokens": len(turn.tokens) - generated, "output_tokens": generated}
+    return {"input_tokens": turn.prompt_tokens, "output_tokens": len(turn.response.tokens)}
 
 
-def _block_start(index: int, block: Mapping[str, Any]) -> bytes:
-    return _events({"type": "content_block_start", "index": index, "content_block": block})
-
-
-def _block_delta(index: int, delta: Mapping[str, Any]) -> bytes:
-    return _events({"type": "content_block_delta", "index": index, "delta": delta})
-
-
-def _block_stop(index: int) -> bytes:
-    return _events({"type": "content_block_stop", "index": index})
+def _block(event: str, index: int, **content: Any) -> bytes:
+    return _events({"type": f"content_block_{event}", "index": index, **content})
 
 
 def _events(*contents: Mapping[str, Any]) -> bytes:
@@ -215,7 +199,3 @@ def _messages(message: _AnthropicMessage) -> Iterator[dict[str, Any]]:
 def _call(call: _ToolUse) -> dict[str, Any]:
     function = {"name": call.name, "arguments": orjson.dumps(call.input).decode()}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _join(texts: list[Text]) -> str:
-    return "".join(block.text for block in texts)

@@ -7,19 +7,13 @@ request is another sample, but an answer that is known to be unread is returned 
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from areal_like.capabilities.agents.progress import Progress
-
-
-class Answer(Protocol):
-    """An answer to a request; `delivered` is False if no client has read it."""
-
-    delivered: bool | None
+from areal_like.capabilities.agents.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,29 @@ def sending(headers: Mapping[str, str]) -> Sending:
     return Sending(headers.get("idempotency-key", ""), int(retries) if retries.isdecimal() else 0)
 
 
+class Progress:
+    """The tokens so far of an answer, and the number of prompt tokens; created in the event loop that reads them."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        self.tokens: list[int] = []
+        self._loop = asyncio.get_running_loop()
+        self.news: asyncio.Future[None] = self._loop.create_future()  # is done when further tokens have arrived
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Add tokens; may be called from any thread, also after the last read."""
+        with suppress(RuntimeError):  # the loop is closed: the endpoint has ended
+            self._loop.call_soon_threadsafe(self._add, tokens)
+
+    def _add(self, tokens: Sequence[int]) -> None:
+        self.tokens += tokens
+        news, self.news = self.news, self._loop.create_future()
+        if not news.done():
+            news.set_result(None)
+
+
 @dataclass(eq=False)
-class Attempt[Turn: Answer]:
+class Attempt:
     """A request and its possibly unfinished answer; `readers` connections wait for it, and the last to leave aborts it.
 
     `number` counts the attempts of a session. `progress` has the tokens so far, if they are streamed.
@@ -105,21 +120,21 @@ class Attempt[Turn: Answer]:
 
 
 @dataclass(eq=False)
-class Attempts[Turn: Answer]:
+class Attempts:
     """The attempts of one session."""
 
-    _all: list[Attempt[Turn]] = field(default_factory=list)
+    _all: list[Attempt] = field(default_factory=list)
 
     def begin(
         self, request: object, sent: Sending, answering: Coroutine[Any, Any, Turn], progress: Progress | None = None
-    ) -> Attempt[Turn]:
+    ) -> Attempt:
         """Start answering a request."""
         attempt = Attempt(len(self._all), request, sent, asyncio.ensure_future(_outcome(answering)), progress)
         attempt.task.add_done_callback(lambda _: answering.close())  # if it was aborted before its start
         self._all.append(attempt)
         return attempt
 
-    def find_repeated(self, request: object, sent: Sending) -> Attempt[Turn] | None:
+    def find_repeated(self, request: object, sent: Sending) -> Attempt | None:
         """Return the attempt whose answer a request gets, None if the request gets its own answer."""
         if not (sent.key or sent.retries or any(attempt.is_unread for attempt in self._all)):
             return None
@@ -132,13 +147,13 @@ class Attempts[Turn: Answer]:
             return found
         return None if found else next((attempt for attempt in same if attempt.is_unread), None)
 
-    def _find_retried(self, same: list[Attempt[Turn]], retries: int) -> Attempt[Turn] | None:
+    def _find_retried(self, same: list[Attempt], retries: int) -> Attempt | None:
         """Return the attempt that a retry repeats; the n-th retry repeats each attempt at most once.
 
         Aborted attempts come first, then unread ones, then the latest one repeated by the retry before.
         """
 
-        def rank(attempt: Attempt[Turn]) -> tuple[bool, bool, int]:
+        def rank(attempt: Attempt) -> tuple[bool, bool, int]:
             return not attempt.task.cancelled(), not attempt.is_unread, -attempt.sent.retries
 
         found = min((attempt for attempt in same if attempt.sent.retries < retries), key=rank, default=None)
@@ -167,7 +182,7 @@ class Attempts[Turn: Answer]:
                 loop.call_soon_threadsafe(attempt.task.cancel)
 
 
-async def _outcome[Turn](answering: Coroutine[Any, Any, Turn]) -> Turn | Failed:
+async def _outcome(answering: Coroutine[Any, Any, Turn]) -> Turn | Failed:
     try:
         return await answering
     except asyncio.CancelledError:

@@ -9,26 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from areal_like.capabilities.agents.conversation import Continuity, TemplateContext
 from areal_like.capabilities.agents.prefills import Prefills
 from areal_like.capabilities.agents.schema import BranchConfig
-from areal_like.core.rollout.joining import as_response, join_parts, not_trained
+from areal_like.capabilities.agents.turn import Turn, join_turns
 from areal_like.core.rollout.pool import Response, Sampling, ServerPool
-from areal_like.core.rollout.single_turn import TRAJECTORIES, SingleTurn
+from areal_like.core.rollout.single_turn import TRAJECTORIES
 from areal_like.core.rollout.turns import Turns
-from areal_like.core.types import FinishReason, Node, Prompt, Reward, Score, Trajectory, Workflow
-
-
-@dataclass(eq=False)
-class Part:
-    """A part of a response, shared by samples or the last part of one sample."""
-
-    parent: Part | None
-    response: Response
-
-    @property
-    def path(self) -> list[Part]:
-        """The parts from the first one to this one."""
-        return [*(self.parent.path if self.parent else ()), self]
+from areal_like.core.types import FinishReason, Prompt, Score, Trajectory
 
 
 @dataclass(frozen=True)
@@ -53,12 +41,13 @@ class Branching:
         group = _BranchingGroup(self, prompt, group_id)
         try:
             leaves = await group.generate()
-            responses = [np.concatenate([part.response.tokens for part in leaf.path]) for leaf in leaves]
+            responses = [np.concatenate([turn.response.tokens for turn in leaf.path]) for leaf in leaves]
             rewards = await self.score(prompt, responses)
-            trajectories, numbers = list[Trajectory](), dict[Part, int]()
+            trajectories, numbers = list[Trajectory](), dict[Turn, int]()
             for sample in sorted(range(len(leaves)), key=lambda sample: rewards[sample].value is None):
                 await self.turn()
-                trajectories.append(_join(prompt, group_id, sample, leaves[sample], rewards[sample], numbers))
+                (whole,) = join_turns(leaves[sample].path, prompt, group_id, rewards[sample], numbers)
+                trajectories.append(replace(whole, sample=sample))
             return trajectories
         except asyncio.CancelledError:
             self.pool.cancel(group.made)
@@ -68,14 +57,14 @@ class Branching:
 
 
 class _BranchingGroup:
-    """A group during generation; `made` has its responses so far."""
+    """A group during generation; `made` has its responses so far. Each part of a response is a turn."""
 
     def __init__(self, workflow: Branching, prompt: Prompt, group_id: int) -> None:
         self._workflow, self._prompt, self._id = workflow, np.array(prompt.tokens, np.int32), group_id
         self._images = prompt.images
         self.made: list[Response] = []
 
-    async def generate(self) -> list[Part]:
+    async def generate(self) -> list[Turn]:
         """Return the last part of each sample."""
         workflow = self._workflow
         roots = workflow.n_samples // workflow.branch.per_root
@@ -83,53 +72,38 @@ class _BranchingGroup:
             await Prefills(workflow.pool, self._id).cache(self._prompt.tolist(), workflow.sampling, self._images)
         return await self._generate_all(None, (), roots)
 
-    async def _generate_all(self, parent: Part | None, place: tuple[int, ...], n: int) -> list[Part]:
+    async def _generate_all(self, parent: Turn | None, place: tuple[int, ...], n: int) -> list[Turn]:
         leaves = await _all([self._generate(parent, (*place, i)) for i in range(n)])
-        return [leaf for part in leaves for leaf in part]
+        return [leaf for turn in leaves for leaf in turn]
 
-    async def _generate(self, parent: Part | None, place: tuple[int, ...]) -> list[Part]:
+    async def _generate(self, parent: Turn | None, place: tuple[int, ...]) -> list[Turn]:
         """Generate the part of a response at a `place` in the tree, and its continuations."""
         workflow, level = self._workflow, len(place) - 1
         points = [0, *workflow.branch.after, workflow.sampling.max_new_tokens]
         most = points[level + 1] - points[level]
-        tokens = np.concatenate([self._prompt, *(part.response.tokens for part in (parent.path if parent else ()))])
+        tokens = parent.tokens if parent else self._prompt
         response = await workflow.pool.sample(
             tokens.tolist(),
             replace(workflow.sampling, max_new_tokens=most),
             seed=self._seed(place),
             priority=self._id,
             session=self._id,
-            inputs_from=len(tokens) - 1 if parent and parent.response.inputs else 0,
+            inputs_from=parent.known_inputs if parent else 0,
             images=self._images,
         )
         self.made.append(response)
-        part = Part(parent, response)
+        new, images = (tokens[:0], ()) if parent else (tokens, self._images)
+        turn = Turn(parent, new, response, (), TemplateContext(), Continuity.FIRST, images=images)
         goes_on = response.finish_reason is FinishReason.LENGTH and len(response.tokens) == most
         if not goes_on or level == len(workflow.branch.after):
-            return [part]
-        return await self._generate_all(part, place, workflow.branch.width)
+            return [turn]
+        return await self._generate_all(turn, place, workflow.branch.width)
 
     def _seed(self, place: tuple[int, ...]) -> int | None:
         if self._workflow.seed is None:
             return None
         key = [self._workflow.seed, self._id, len(place), *place]  # the length distinguishes trailing zeros
         return int(np.random.SeedSequence(key).generate_state(1)[0])
-
-
-def built_in(
-    pool: ServerPool,
-    score: Score,
-    sampling: Sampling,
-    n_samples: int,
-    seed: int | None,
-    branch: BranchConfig | None,
-    *,
-    prefill_once: bool,
-) -> Workflow:
-    """Return the built-in workflow, whose samples share only their prompt or branch later."""
-    if branch is None:
-        return SingleTurn(pool, score, sampling, n_samples, seed)
-    return Branching(pool, score, sampling, n_samples, branch, seed, prefill_once=prefill_once)
 
 
 async def _all[T](coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -140,16 +114,3 @@ async def _all[T](coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _join(
-    prompt: Prompt, group_id: int, sample: int, leaf: Part, reward: Reward, numbers: dict[Part, int]
-) -> Trajectory:
-    """Return the trajectory of a sample, which trains the parts of its path without a number yet."""
-    parts, nodes, end = [as_response(prompt.tokens)], list[Node](), len(prompt.tokens)
-    for part in leaf.path:
-        parts.append(not_trained(part.response) if part in numbers else part.response)
-        number, size = numbers.setdefault(part, len(numbers)), len(part.response.tokens)
-        end += size
-        nodes.append(Node(number, nodes[-1].number if nodes else None, end, size))
-    return replace(join_parts(prompt, group_id, parts, reward, sample), nodes=tuple(nodes))

@@ -5,9 +5,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from pathlib import Path
 
 from areal_like.capabilities.agents.checks import check_workflow, scores_episodes
-from areal_like.capabilities.agents.make import Workflows
+from areal_like.capabilities.agents.make import Workflows, user_processes
 from areal_like.capabilities.agents.settings import branch_of
-from areal_like.capabilities.agents.user_processes import user_processes
 from areal_like.capability import Capability, OpenWorkflows
 from areal_like.job import Job
 

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,38 +24,19 @@ RATE_WINDOW_S = 10.0
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]  # most are rejected with the API's errors
 _UNREAD_BODY = (401, 408, 413, 429)
 _START_LIMIT_S = 60.0
-_NO_ROUTE = "Set episode.endpoint_host to an address of this host"
-
-
-@dataclass(frozen=True)
-class EndpointSettings:
-    """The endpoint's address and the limits of requests; `rate` is requests per second and episode."""
-
-    host: str = LOOPBACK
-    certificate: str | None = None
-    key: str | None = None
-    max_mb: int = 32  # a conversation of a million tokens has about 5 MB
-    max_connections: int = 4096
-    rate: float | None = None
-
-    @classmethod
-    def from_config(cls, episode: EpisodeConfig) -> "EndpointSettings":
-        """Return the settings of a run."""
-        host = own_address(_NO_ROUTE) if episode.endpoint_host == "auto" else episode.endpoint_host or LOOPBACK
-        limits = episode.endpoint_max_mb, episode.endpoint_max_connections, episode.endpoint_rate
-        return cls(host, episode.endpoint_certificate, episode.endpoint_key, *limits)
 
 
 class Endpoint(AbstractContextManager["Endpoint"]):
-    """An HTTP server on a free port, in its own thread; `with Endpoint(sessions) as endpoint` stops it at the end.
+    """An HTTP server on a free port, in its own thread, which the end of the `with` block stops.
 
     An agent's key gives access to one episode, until the episode ends. `base_url` ends with `/v1`.
     """
 
     base_url: str
 
-    def __init__(self, sessions: OpenSessions, settings: EndpointSettings | None = None) -> None:
-        self._sessions, self._settings = sessions, settings or EndpointSettings()
+    def __init__(self, sessions: OpenSessions, episode: EpisodeConfig) -> None:
+        self._sessions, self._episode = sessions, episode
+        self._rate = episode.endpoint_rate
         self._asked: WeakKeyDictionary[Session, deque[float]] = WeakKeyDictionary()
 
     def __enter__(self) -> "Endpoint":
@@ -64,14 +44,16 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         from starlette.applications import Starlette
         from starlette.routing import Route
 
-        own = self._settings
+        own, host = self._episode, self._episode.endpoint_host or LOOPBACK
+        if host == "auto":
+            host = own_address("Set episode.endpoint_host to an address of this host")
         try:
-            self._socket = reserve_port(own.host)
+            self._socket = reserve_port(host)
         except OSError as error:
-            where = f"The endpoint of episodes cannot listen on {own.host} (episode.endpoint_host): {error.strerror}."
+            where = f"The endpoint of episodes cannot listen on {host} (episode.endpoint_host): {error.strerror}."
             raise RunError(f"{where} Name an address of this host, or `auto`.") from error
-        address = f"[{own.host}]" if ":" in own.host else own.host
-        scheme = "https" if own.certificate else "http"
+        address = f"[{host}]" if ":" in host else host
+        scheme = "https" if own.endpoint_certificate else "http"
         self.base_url = f"{scheme}://{address}:{self._socket.getsockname()[1]}/v1"
         app = Starlette(routes=[Route("/{path:path}", self._handle, methods=_METHODS)])
         settings = uvicorn.Config(
@@ -80,9 +62,9 @@ class Endpoint(AbstractContextManager["Endpoint"]):
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=1,
-            limit_concurrency=own.max_connections,
-            ssl_certfile=own.certificate,
-            ssl_keyfile=own.key,
+            limit_concurrency=own.endpoint_max_connections,
+            ssl_certfile=own.endpoint_certificate,
+            ssl_keyfile=own.endpoint_key,
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="endpoint", daemon=True)
@@ -94,7 +76,7 @@ class Endpoint(AbstractContextManager["Endpoint"]):
             self._server.should_exit = True
             self._socket.close()
             raise RunError(
-                f"The endpoint of episodes did not start on {own.host} within {_START_LIMIT_S:.0f} s. "
+                f"The endpoint of episodes did not start on {host} within {_START_LIMIT_S:.0f} s. "
                 "Check episode.endpoint_certificate and episode.endpoint_key, and the error above."
             )
         return self
@@ -105,27 +87,25 @@ class Endpoint(AbstractContextManager["Endpoint"]):
         self._socket.close()
 
     async def _handle(self, request: Any) -> Any:
-        from starlette.responses import Response
-
-        leaving = _Leaving(request)
-        reply = await self._reply(request, leaving)
+        body = await self._receive(request)
+        if isinstance(body, Reply):
+            return _as_response(body)
+        leaving = asyncio.ensure_future(_wait_for_end(request))
+        reply = await self._answer(request, body, leaving)
         if isinstance(reply, Stream):
             return _Streamed(reply, leaving)
-        leaving.end()
-        headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else {}  # the unread body is not a request
-        if reply.status == 429:
-            headers["Retry-After"] = "1"
-        return Response(reply.content, reply.status, headers, reply.content_type)
+        leaving.cancel()
+        return _as_response(reply)
 
-    async def _reply(self, request: Any, leaving: "_Leaving") -> Reply | Stream:
-        """Answer a request; check its key before reading its body, whose size is limited."""
+    async def _receive(self, request: Any) -> bytes | Reply:
+        """Return the body of a request, or a refusal; check its key before reading its body, whose size is limited."""
         from starlette.requests import ClientDisconnect
 
-        most = self._settings.max_mb
+        most = self._episode.endpoint_max_mb
         if (session := self._sessions.find(request.headers)) is None:
             return UNKNOWN_KEY
         if self._is_too_fast(session):
-            problem = f"the episode sends more than {self._settings.rate:g} requests per second (episode.endpoint_rate)"
+            problem = f"the episode sends more than {self._rate:g} requests per second (episode.endpoint_rate)"
             return error_reply(429, problem, code="rate_limit_exceeded")
         try:
             async with asyncio.timeout(BODY_LIMIT_S):
@@ -136,15 +116,19 @@ class Endpoint(AbstractContextManager["Endpoint"]):
             return error_reply(408, f"the request was not complete after {BODY_LIMIT_S:g} s")
         if body is None:
             return error_reply(413, f"the request has more than {most} MB (episode.endpoint_max_mb)")
+        return body
+
+    async def _answer(self, request: Any, body: bytes, leaving: asyncio.Future[None]) -> Reply | Stream:
+        """Answer a request, unless its client leaves before."""
         answering = asyncio.ensure_future(
             self._sessions.respond(request.method, request.url.path, request.headers, body)
         )
         try:
-            await asyncio.wait((answering, leaving.start()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
             if answering.done() and not answering.cancelled():
                 reply = answering.result()
-                if isinstance(reply, Reply):
-                    reply.note_delivery(not leaving.has_left)
+                if isinstance(reply, Reply) and reply.turn is not None:
+                    reply.turn.note_delivery(not leaving.done())
                 return reply
             return error_reply(409, "the episode is over")
         finally:
@@ -152,15 +136,24 @@ class Endpoint(AbstractContextManager["Endpoint"]):
 
     def _is_too_fast(self, session: Session) -> bool:
         """Count a request of an episode; return whether it exceeds the rate."""
-        if (rate := self._settings.rate) is None:
+        if self._rate is None:
             return False
         now, times = time.monotonic(), self._asked.setdefault(session, deque())
         while times and times[0] < now - RATE_WINDOW_S:
             times.popleft()
-        if len(times) >= max(1, rate * RATE_WINDOW_S):
+        if len(times) >= max(1, self._rate * RATE_WINDOW_S):
             return True
         times.append(now)
         return False
+
+
+def _as_response(reply: Reply) -> Any:
+    from starlette.responses import Response
+
+    headers = {"Connection": "close"} if reply.status in _UNREAD_BODY else {}  # the unread body is not a request
+    if reply.status == 429:
+        headers["Retry-After"] = "1"
+    return Response(reply.content, reply.status, headers, reply.content_type)
 
 
 async def _read_body(request: Any, most: int) -> bytes | None:
@@ -175,56 +168,34 @@ async def _read_body(request: Any, most: int) -> bytes | None:
     return bytes(body)
 
 
-class _Leaving:
-    """A watch for the end of a client's connection after its request was read."""
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-        self._watching: asyncio.Future[None] | None = None
-
-    def start(self) -> asyncio.Future[None]:
-        """Return a future that is done when the client has left."""
-        if self._watching is None:
-            self._watching = asyncio.ensure_future(self._watch())
-        return self._watching
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has left."""
-        return self._watching is not None and self._watching.done()
-
-    def end(self) -> None:
-        """Stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-
-    async def _watch(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+async def _wait_for_end(request: Any) -> None:
+    """Wait for the end of a client's connection after its request was read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _Streamed:
     """An ASGI application that sends a stream, and stops when the client leaves."""
 
-    def __init__(self, stream: Stream, leaving: _Leaving) -> None:
+    def __init__(self, stream: Stream, leaving: asyncio.Future[None]) -> None:
         self._stream, self._leaving = stream, leaving
 
     async def __call__(self, scope: Any, receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         sending = asyncio.ensure_future(self._send(send))
         try:
-            await asyncio.wait((sending, self._leaving.start()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, self._leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
             sending.cancel()
-            self._leaving.end()
+            self._leaving.cancel()
             self._stream.close()
 
     async def _send(self, send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
         headers = [(b"content-type", EVENT_STREAM.encode()), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async for events in self._stream.events():
-            if self._stream.has_ended:
-                self._stream.note_delivery(not self._leaving.has_left)
+            if self._stream.answer is not None:
+                self._stream.answer.note_delivery(not self._leaving.done())
             await send({"type": "http.response.body", "body": events, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

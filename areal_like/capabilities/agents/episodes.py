@@ -48,13 +48,13 @@ class EpisodeContext:
     limits: Limits
     timeout_s: float
     parse_tools: ParseTools | None
-    sessions: OpenSessions
-    base_url: str | None  # URL for other processes, if there is one
     prefill_once: bool
     vocab_size: int | None = None  # of the model, if its files are on this host
     grades: bool = False  # whether an episode that reaches a limit is scored like a response
     call_starts: Sequence[str] | None = None  # texts that tool calls begin with, if known
     recipes: Mapping[str, Any] = field(default_factory=dict)  # of the functions' parameters
+    sessions: OpenSessions = field(default_factory=OpenSessions)
+    base_url: str | None = None  # URL for other processes, if there is one
     number: int = field(default_factory=itertools.count().__next__)
 
 
@@ -406,12 +406,8 @@ def _with_arrays(item: Trajectory, number: int, vocab_size: int | None) -> Traje
         logprobs = np.asarray(item.logprobs).astype(np.float32, casting="same_kind")
         ending = FinishReason(item.finish_reason)
         parts = {str(name): float(part) for name, part in dict(item.reward_parts).items()}
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ) as error:  # torch raises the last for tensors that need gradients
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        # torch raises the last for tensors that need gradients
         raise EpisodeError("not trajectories", f"trajectory {number} is invalid: {error}") from error
     item = replace(item, nodes=())
     shapes = tokens.shape, logprobs.shape, versions.shape

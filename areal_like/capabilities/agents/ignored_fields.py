@@ -7,7 +7,7 @@ are ignored in all three APIs, so that agents train as they are. Every other unk
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal_like.capabilities.agents.refusal import Refused
+from areal_like.capabilities.agents.replies import Refused
 
 SHIFTED = "the log-probs would not match the distribution that tokens are sampled from"
 _ENDS = "a response ends as the run's responses do"

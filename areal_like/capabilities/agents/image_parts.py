@@ -1,6 +1,5 @@
 """Images in the requests of agents: conversion of the three APIs' image parts to OpenAI's messages."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -23,7 +22,7 @@ def _check_image(url: str) -> str:
 type _DataUrl = Annotated[str, AfterValidator(_check_image)]
 
 
-class _Image(BaseModel, ABC):
+class _Image(BaseModel):
     """An image; rejected for text-only models, and if it is damaged, on which the servers would fail."""
 
     @model_validator(mode="before")
@@ -32,11 +31,6 @@ class _Image(BaseModel, ABC):
         if asked.context is not None and asked.context.tokenizer.vision is None:
             raise ValueError(TEXT_ALONE)
         return given
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The data URL of the image."""
 
 
 class _Url(BaseModel):
@@ -49,11 +43,6 @@ class ImageUrl(_Image):
     type: Literal["image_url"]
     image_url: _Url
 
-    @property
-    def url(self) -> str:
-        """The data URL of the image."""
-        return self.image_url.url
-
 
 class InputImage(_Image):
     """A part of a message of Responses."""
@@ -61,37 +50,39 @@ class InputImage(_Image):
     type: Literal["input_image"]
     image_url: _DataUrl
 
-    @property
-    def url(self) -> str:
-        """The data URL of the image."""
-        return self.image_url
-
 
 class _ImageSource(BaseModel):
     type: Literal["base64"]
     media_type: str
     data: str
 
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+    @model_validator(mode="after")
+    def _check(self) -> "_ImageSource":
+        _check_image(self.url)
+        return self
+
 
 class ImageBlock(_Image):
     """A block of an Anthropic message."""
 
     type: Literal["image"]
-    source: Annotated[_ImageSource, AfterValidator(lambda source: _check_source(source))]
-
-    @property
-    def url(self) -> str:
-        """The data URL of the image."""
-        return _url_of(self.source)
+    source: _ImageSource
 
 
-def _url_of(source: _ImageSource) -> str:
-    return f"data:{source.media_type};base64,{source.data}"
-
-
-def _check_source(source: _ImageSource) -> _ImageSource:
-    _check_image(_url_of(source))
-    return source
+def _url_of(image: _Image) -> str:
+    """Return the data URL of an image."""
+    match image:
+        case ImageUrl():
+            return image.image_url.url
+        case InputImage():
+            return image.image_url
+        case ImageBlock():
+            return image.source.url
+    raise TypeError(image)
 
 
 def content_of(parts: list[Any]) -> str | list[Mapping[str, Any]]:
@@ -99,7 +90,7 @@ def content_of(parts: list[Any]) -> str | list[Mapping[str, Any]]:
     if not any(isinstance(part, _Image) for part in parts):
         return "".join(part.text for part in parts)
     return [
-        {"type": "image_url", "image_url": {"url": part.url}}
+        {"type": "image_url", "image_url": {"url": _url_of(part)}}
         if isinstance(part, _Image)
         else {"type": "text", "text": part.text}
         for part in parts

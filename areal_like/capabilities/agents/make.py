@@ -1,29 +1,41 @@
 """The workflows of a run's configuration."""
 
 import asyncio
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
-from areal_like.capabilities.agents.branching import built_in
-from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
+from areal_like.capabilities.agents.branching import Branching
+from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.episodes import EpisodeContext, UserWorkflow
 from areal_like.capabilities.agents.forms import level_of
-from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.capabilities.agents.outcomes import Outcomes
 from areal_like.capabilities.agents.parameters import pack_recipes
+from areal_like.capabilities.agents.playing import ENTRY
 from areal_like.capabilities.agents.session import Limits
 from areal_like.capabilities.agents.settings import branch_of, episode_of
 from areal_like.capabilities.agents.tool_parser import parser_of
-from areal_like.capabilities.agents.user_processes import user_processes
 from areal_like.capabilities.agents.workers.processes import UserProcesses
+from areal_like.capabilities.agents.workers.remote import WorkerLimits
 from areal_like.core.config.schema import EvaluationConfig, RunConfig
 from areal_like.core.rollout.backends import backend_of
 from areal_like.core.rollout.pool import Sampling, ServerPool
+from areal_like.core.rollout.single_turn import SingleTurn
 from areal_like.core.types import Score, Workflow
 from areal_like.core.user_code import Portable, load_object
 from areal_like.data.tokenizer import Tokenizer
+
+
+def user_processes(config: RunConfig, say: Callable[[str], object], log: Path | None = None) -> UserProcesses:
+    """Return the processes that run the user's workflows; their output goes to `log`."""
+    episode = episode_of(config)
+    functions = [Portable.pack(reference) for reference in config.workflows.values()]
+    blocked_s = min(episode.blocked_s, episode.timeout_s)  # a blocked loop does not consume the time of its episodes
+    limits = WorkerLimits(episode.workers, episode.loops, blocked_s, episode.memory_mb)
+    return UserProcesses(ENTRY, pickle.dumps(functions), limits, say, log)
 
 
 class Workflows(AbstractAsyncContextManager["Workflows"]):
@@ -55,8 +67,6 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             _limits(config),
             episode.timeout_s,
             parser_of(pool, episode.tool_call_parser) if episode.tool_call_parser else None,
-            OpenSessions(),
-            None,
             config.rollout.prefill_once,
             vocab_size,
             episode.on_timeout == "grade",
@@ -72,7 +82,7 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
             )
             url = None
             if (episode := episode_of(self._config)).endpoint:
-                endpoint = Endpoint(self._context.sessions, EndpointSettings.from_config(episode))
+                endpoint = Endpoint(self._context.sessions, episode)
                 url = (await asyncio.to_thread(self._open.enter_context, endpoint)).base_url
             self._context = replace(self._context, processes=processes, base_url=url)
         return self
@@ -103,9 +113,8 @@ class Workflows(AbstractAsyncContextManager["Workflows"]):
     ) -> Workflow:
         branch = branch_of(self._config) if trained else None
         if name is None:
-            return built_in(
-                context.pool, context.score, sampling, n_samples, seed, branch, prefill_once=context.prefill_once
-            )
+            own = context.pool, context.score, sampling, n_samples
+            return SingleTurn(*own, seed) if branch is None else Branching(*own, branch, seed, context.prefill_once)
         function = load_object(name)
         return UserWorkflow(
             Portable.pack(name), level_of(function) == "group", context, sampling, n_samples, seed, trained, branch

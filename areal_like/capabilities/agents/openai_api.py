@@ -8,18 +8,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
-from areal_like.capabilities.agents import responses_api
-from areal_like.capabilities.agents.anthropic_api import AnthropicMessage, as_chat_completion
-from areal_like.capabilities.agents.attempts import ONCE, Sending, sending
+from areal_like.capabilities.agents import anthropic_api, responses_api
+from areal_like.capabilities.agents.attempts import Sending, sending
 from areal_like.capabilities.agents.conversation import MOST_LEVELS, as_sent, is_too_deep
 from areal_like.capabilities.agents.ignored_fields import without_ignored, without_inert
 from areal_like.capabilities.agents.openai_requests import read_request
-from areal_like.capabilities.agents.refusal import Refused
-from areal_like.capabilities.agents.replies import MODEL, UNKNOWN_KEY, Reply, error_content, error_reply, json_reply
+from areal_like.capabilities.agents.replies import (
+    MODEL,
+    UNKNOWN_KEY,
+    Refused,
+    Reply,
+    error_content,
+    error_reply,
+    json_reply,
+)
 from areal_like.capabilities.agents.session import Request, Session
 from areal_like.capabilities.agents.streams import EVENT_STREAM, Dialect, Stream
 from areal_like.capabilities.agents.turn import Turn
@@ -28,7 +34,7 @@ from areal_like.core.types import FinishReason
 
 
 class ChatCompletion:
-    """Answer to one request, number `number` of its session, with these fields; also the Dialect of its chunks."""
+    """Answer to one request, number `number` of its session, with these fields; see Dialect."""
 
     def __init__(self, session: Session, fields: Mapping[str, Any], number: int) -> None:
         self._session, self._fields = session, fields
@@ -37,7 +43,6 @@ class ChatCompletion:
         self._head = {"id": f"chatcmpl-{number}", "created": int(time.time()), "model": fields.get("model") or MODEL}
 
     def whole(self, turn: Turn) -> dict[str, Any]:
-        """Return the completion of a turn."""
         choice = self._choice(turn) | {"message": as_sent({**turn.messages[-1], "content": turn.text})}
         return {**self._head, "object": "chat.completion", "usage": _usage(turn), "choices": [choice]}
 
@@ -92,16 +97,10 @@ def _logprobs(session: Session, turn: Turn) -> dict[str, Any]:
     return {"content": content}
 
 
-class Api(Dialect, Protocol):
-    """Answers in the format of an API, whole or as events."""
+type Convert = Callable[[Mapping[str, Any], Session], Mapping[str, Any]]
+"""From the fields of a request to the fields of a chat completion."""
 
-    def whole(self, turn: Turn) -> dict[str, Any]:
-        """Return a turn as an answer."""
-        ...
-
-
-type ReadRequest = Callable[[Mapping[str, Any], Session], Request]
-type MakeApi = Callable[[Session, Mapping[str, Any], int], Api]
+type MakeAnswer = Callable[[Session, Mapping[str, Any], int], Dialect]
 """From the session, the fields of a request and its number to its answer."""
 
 
@@ -133,32 +132,28 @@ class OpenSessions:
         return next((self._by_key[key] for key in keys if key in self._by_key), None)
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
-        """Answer one HTTP request once the answer is complete; see `answer`."""
-        return await _whole(await self.respond(method, path, headers, body))
+        """Answer one HTTP request once the answer is complete, even for a stream."""
+        reply = await self.respond(method, path, headers, body)
+        if isinstance(reply, Reply):
+            return reply
+        try:
+            return Reply(200, b"".join([part async for part in reply.events()]), EVENT_STREAM)
+        finally:
+            reply.close()
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply | Stream:
-        """Answer one HTTP request; see `respond`."""
+        """Answer one HTTP request of an episode; a Stream has its first token, and the caller closes it.
+
+        Raises nothing; the session stores a server's failure.
+        """
         if (session := self.find(headers)) is None:
             return UNKNOWN_KEY
-        return await respond(session, method, path, body, sending(headers))
-
-
-async def answer(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply:
-    """Answer one HTTP request of an episode once the answer is complete, even for a stream."""
-    return await _whole(await respond(session, method, path, body, sent))
-
-
-async def respond(session: Session, method: str, path: str, body: bytes, sent: Sending = ONCE) -> Reply | Stream:
-    """Answer one HTTP request of an episode; a Stream has its first token, and the caller closes it.
-
-    Raises nothing; the session stores a server's failure.
-    """
-    try:
-        return await _answer(session, method, path.rstrip("/"), body, sent)
-    except Refused as refusal:
-        return error_reply(refusal.status, str(refusal), refusal.param, refusal.code)
-    except RunError as failure:
-        return error_reply(500, str(failure))
+        try:
+            return await _answer(session, method, path.rstrip("/"), body, sending(headers))
+        except Refused as refusal:
+            return error_reply(refusal.status, str(refusal), refusal.param, refusal.code)
+        except RunError as failure:
+            return error_reply(500, str(failure))
 
 
 async def _answer(session: Session, method: str, path: str, body: bytes, sent: Sending) -> Reply | Stream:
@@ -169,8 +164,8 @@ async def _answer(session: Session, method: str, path: str, body: bytes, sent: S
         name = path.partition("/models/")[2]
         _check_model(name, models)
         return json_reply(200, _model(name))
-    if method == "POST" and (read := _find(_COUNTS, path)):
-        return _count(session, _fields(session, body), read)
+    if method == "POST" and (convert := _find(_COUNTS, path)):
+        return _count(session, _fields(session, body), convert)
     if method == "POST" and (found := _find(_APIS, path)):
         return await _respond(session, _fields(session, body), sent, *found)
     served = ", ".join(f"/v1{end}" for end in (*_APIS, *_COUNTS))
@@ -187,16 +182,20 @@ def _fields(session: Session, body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _count(session: Session, fields: Mapping[str, Any], read: ReadRequest) -> Reply:
+def _read(session: Session, fields: Mapping[str, Any], convert: Convert) -> Request:
+    return read_request(convert(without_inert(fields), session), session)
+
+
+def _count(session: Session, fields: Mapping[str, Any], convert: Convert) -> Reply:
     """Return the number of tokens of the prompt that a request would have; it is not a turn."""
-    tokens = session.count_prompt(read(without_inert(fields), session))
+    tokens = session.count_prompt(_read(session, fields, convert))
     return json_reply(200, {"object": "response.input_tokens", "input_tokens": tokens})
 
 
 async def _respond(
-    session: Session, fields: Mapping[str, Any], sent: Sending, read: ReadRequest, make: MakeApi
+    session: Session, fields: Mapping[str, Any], sent: Sending, convert: Convert, make: MakeAnswer
 ) -> Reply | Stream:
-    request = read(without_inert(fields), session)
+    request = _read(session, fields, convert)
     is_streamed = bool(fields.get("stream"))
     attempt = session.begin(request, sent, streamed=is_streamed)
     api = make(session, fields, attempt.number)
@@ -245,33 +244,20 @@ def _model_list(models: Sequence[str]) -> dict[str, Any]:
     return {"object": "list", "data": [*map(_model, names)], **page}
 
 
-def _read_messages(fields: Mapping[str, Any], session: Session) -> Request:
-    return read_request(as_chat_completion(fields, session), session)
+def _pass_on(fields: Mapping[str, Any], _: Session) -> Mapping[str, Any]:
+    return fields
 
 
-def _read_response(fields: Mapping[str, Any], session: Session) -> Request:
-    return read_request(responses_api.as_chat_completion(fields, session), session)
-
-
-_APIS: Mapping[str, tuple[ReadRequest, MakeApi]] = {
-    "/chat/completions": (read_request, ChatCompletion),
-    "/messages": (_read_messages, AnthropicMessage),
-    "/responses": (_read_response, responses_api.OpenAIResponse),
+_APIS: Mapping[str, tuple[Convert, MakeAnswer]] = {
+    "/chat/completions": (_pass_on, ChatCompletion),
+    "/messages": (anthropic_api.as_chat_completion, anthropic_api.AnthropicMessage),
+    "/responses": (responses_api.as_chat_completion, responses_api.OpenAIResponse),
 }
 
-_COUNTS: Mapping[str, ReadRequest] = {
-    "/messages/count_tokens": _read_messages,
-    "/responses/input_tokens": _read_response,
+_COUNTS: Mapping[str, Convert] = {
+    "/messages/count_tokens": anthropic_api.as_chat_completion,
+    "/responses/input_tokens": responses_api.as_chat_completion,
 }
-
-
-async def _whole(reply: Reply | Stream) -> Reply:
-    if isinstance(reply, Reply):
-        return reply
-    try:
-        return Reply(200, b"".join([part async for part in reply.events()]), EVENT_STREAM)
-    finally:
-        reply.close()
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from areal_like.capabilities.agents.continued_answers import find_problem
 from areal_like.capabilities.agents.conversation import Message, TemplateContext, parsed_arguments
 from areal_like.capabilities.agents.ignored_fields import leave_out
 from areal_like.capabilities.agents.image_parts import TEXT_ALONE, TEXT_AND_IMAGES, ImageUrl, content_of, has_image
-from areal_like.capabilities.agents.refusal import Refused
+from areal_like.capabilities.agents.replies import Refused
 from areal_like.capabilities.agents.session import Request, Session
 from areal_like.core.config.schema import MOST_KEPT
 from areal_like.core.config.section import LEAST_TEMPERATURE
@@ -125,7 +125,9 @@ class _Message(BaseModel):
         return self
 
 
-class _Defined(BaseModel):
+class Defined(BaseModel):
+    """The definition of a function."""
+
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: JsonSchema | None = None
@@ -133,7 +135,7 @@ class _Defined(BaseModel):
 
 class _Tool(BaseModel):
     type: Literal["function"]
-    function: _Defined
+    function: Defined
 
 
 _SAMPLED = AfterValidator(_check_sampling)
@@ -159,6 +161,22 @@ class _Fields(BaseModel, extra="forbid"):
     stream: _Flag = None
     reasoning_effort: Any = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, AfterValidator(_template_arguments)] = None
+
+
+class OtherFields(BaseModel, extra="forbid"):
+    """The fields of another API's request. Chat completions have the fields of type Any, too, and check them."""
+
+    model: Any = None
+    temperature: Any = None
+    top_p: Any = None
+    top_k: Any = None
+    stream: Any = None
+    chat_template_kwargs: Any = None
+
+    def get_shared(self) -> dict[str, Any]:
+        """Return the given fields of type Any."""
+        fields = type(self).model_fields
+        return {name: getattr(self, name) for name in self.model_fields_set if fields[name].annotation is Any}
 
 
 def read_request(fields: Mapping[str, Any], session: Session) -> Request:

@@ -28,9 +28,6 @@ from areal_like.data.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
@@ -249,7 +246,7 @@ class _Player:
             raise
         except EpisodeError as error:
             return pickle.dumps((False, error.cause, str(error)))
-        except _errors() as error:
+        except tuple(each.error for each in parameters()) as error:
             cause = next(each.cause for each in parameters() if isinstance(error, each.error))
             return pickle.dumps((False, cause, str(error)))
         except MemoryError as error:
@@ -312,10 +309,6 @@ class _Player:
             return Reply(*pickle.loads(await ask("http", pickle.dumps((method, path, dict(headers), body)))))  # noqa: S301
         except Unanswered as error:
             return error_reply(500, str(error))
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    return tuple(each.error for each in parameters())
 
 
 def _reporting(parameter: str, ask: Ask) -> Report:

@@ -1,4 +1,4 @@
-"""HTTP responses to the requests of agents."""
+"""HTTP responses to the requests of agents, and refusals."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,16 @@ MODEL = "policy"  # the model's name for clients that do not set one
 _KINDS = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
 
 
+class Refused(Exception):
+    """A request that cannot be answered: `param` is the field, `code` is for programs, `status` is HTTP's."""
+
+    def __init__(
+        self, message: str, param: str | None = None, code: str = "unsupported_value", status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
 @dataclass(frozen=True)
 class Reply:
     """An HTTP response, and the turn that it answers, if any."""
@@ -20,11 +30,6 @@ class Reply:
     content: bytes
     content_type: str = "application/json"
     turn: Turn | None = None
-
-    def note_delivery(self, is_sent: bool) -> None:
-        """Record whether a client received this; one of several waiting clients is enough."""
-        if self.turn is not None:
-            self.turn.delivered = is_sent or bool(self.turn.delivered)
 
 
 def json_reply(status: int, content: dict[str, Any], turn: Turn | None = None) -> Reply:

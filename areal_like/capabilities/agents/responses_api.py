@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -11,9 +11,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 from areal_like.capabilities.agents.conversation import as_sent
 from areal_like.capabilities.agents.ignored_fields import DEFAULTS, check_default
 from areal_like.capabilities.agents.image_parts import InputImage, content_of
-from areal_like.capabilities.agents.openai_requests import Count, JsonSchema, check_fields
-from areal_like.capabilities.agents.refusal import Refused
-from areal_like.capabilities.agents.replies import MODEL
+from areal_like.capabilities.agents.openai_requests import BLOCKS, Count, Defined, OtherFields, check_fields
+from areal_like.capabilities.agents.replies import MODEL, Refused
 from areal_like.capabilities.agents.session import Session
 from areal_like.capabilities.agents.turn import Turn
 from areal_like.core.types import FinishReason
@@ -27,12 +26,8 @@ class _Text(BaseModel):
     text: str
 
 
-def _as_texts(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
-
-
 type _Part = Annotated[_Text | InputImage, Field(discriminator="type")]
-type _Parts = Annotated[list[_Part], BeforeValidator(_as_texts)]
+type _Parts = Annotated[list[_Part], BLOCKS]
 
 
 class _MessageItem(BaseModel):
@@ -68,11 +63,8 @@ def _as_items(given: Any) -> Any:
     return [{"type": "message", **item} if isinstance(item, dict) and "role" in item else item for item in given]
 
 
-class _FunctionTool(BaseModel):
+class _FunctionTool(Defined):
     type: Literal["function"]
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    parameters: JsonSchema | None = None
 
 
 class _Reasoning(BaseModel, extra="forbid"):
@@ -87,9 +79,7 @@ class _TextOptions(BaseModel, extra="forbid"):
     format: dict[str, Any] | None = None
 
 
-class _ResponsesRequest(BaseModel, extra="forbid"):
-    """A request; fields shared with chat completions are passed on unchanged."""
-
+class _ResponsesRequest(OtherFields):
     input: Annotated[list[_Item], BeforeValidator(_as_items)]
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -98,25 +88,16 @@ class _ResponsesRequest(BaseModel, extra="forbid"):
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # there is no such content
     text: _TextOptions = _TextOptions()
     reasoning: _Reasoning = _Reasoning()
-    model: Any = None
     stream_options: Any = None
     tool_choice: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
     stop: Any = None
-    stream: Any = None
-    chat_template_kwargs: Any = None
-
-
-_SAME = ("model", "tool_choice", "temperature", "top_p", "top_k", "stop", "stream", "chat_template_kwargs")
 
 
 def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str, Any]:
     """Return the request's fields as a chat completion; raises Refused for fields without a counterpart."""
     asked = check_fields(_ResponsesRequest, fields, session)
     check_default("text.format", asked.text.format, *DEFAULTS["response_format"])
-    chat = {name: fields[name] for name in _SAME if name in fields}
+    chat = asked.get_shared()
     chat["messages"] = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
     if asked.previous_response_id is not None:
         chat["messages"] += _earlier(asked.previous_response_id, session)
@@ -131,7 +112,7 @@ def as_chat_completion(fields: Mapping[str, Any], session: Session) -> dict[str,
 
 
 class OpenAIResponse:
-    """Answer to one request, number `number` of its session, with these fields; also the Dialect of its events."""
+    """Answer to one request, number `number` of its session, with these fields; see Dialect."""
 
     def __init__(self, session: Session, fields: Mapping[str, Any], number: int) -> None:
         self._number, self._events = number, 0
@@ -155,7 +136,6 @@ class OpenAIResponse:
         self._shown: list[str] | None = None  # the text of the started message
 
     def whole(self, turn: Turn) -> dict[str, Any]:
-        """Return the response of a turn."""
         cut = turn.response.finish_reason is FinishReason.LENGTH
         output = self._output(turn, "incomplete" if cut else "completed")
         return self._response("incomplete" if cut else "completed", output, _usage(turn))
@@ -275,30 +255,24 @@ def _earlier(name: str, session: Session) -> list[Mapping[str, Any]]:
     return [as_sent(message) for message in turn.messages[1 if found[2] else 0 :]]
 
 
-def _messages(items: list[_Item]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of items; the text and the calls of one answer are one message."""
-    made: dict[str, Any] | None = None  # the assistant's message, which calls may follow
-    answer: str | None = None
+def _messages(items: list[_Item]) -> list[dict[str, Any]]:
+    """Return the messages of items; the text and the calls of one answer are one message."""
+    messages: list[dict[str, Any]] = []
+    answer: str | None = None  # the number of the assistant's last message
     for item in items:
         own = _number(item)
         if isinstance(item, _CallItem):
-            if made is None or (answer and own and answer != own):
-                if made is not None:
-                    yield made
-                made, answer = {"role": "assistant", "content": ""}, own
-            made.setdefault("tool_calls", []).append(_as_call(item))
-            continue
-        if made is not None:
-            yield made
-        made = None
-        if isinstance(item, _OutputItem):
-            yield {"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output)}
-        elif item.role == "assistant":
-            made, answer = {"role": "assistant", "content": content_of(item.content)}, own
+            follows = bool(messages) and messages[-1]["role"] == "assistant"
+            if not follows or (answer and own and answer != own):
+                messages.append({"role": "assistant", "content": ""})
+                answer = own
+            messages[-1].setdefault("tool_calls", []).append(_as_call(item))
+        elif isinstance(item, _OutputItem):
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content_of(item.output)})
         else:
-            yield {"role": item.role, "content": content_of(item.content)}
-    if made is not None:
-        yield made
+            messages.append({"role": item.role, "content": content_of(item.content)})
+            answer = own
+    return messages
 
 
 def _number(item: _Item) -> str | None:

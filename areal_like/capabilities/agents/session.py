@@ -10,11 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from areal_like.capabilities.agents.attempts import ONCE, Attempt, Attempts, Sending
+from areal_like.capabilities.agents.attempts import ONCE, Attempt, Attempts, Progress, Sending
 from areal_like.capabilities.agents.continued_answers import start_of, with_answer
 from areal_like.capabilities.agents.conversation import Continuity, Message, TemplateContext, following, opening
-from areal_like.capabilities.agents.progress import Progress
-from areal_like.capabilities.agents.refusal import Refused as Refused
+from areal_like.capabilities.agents.replies import Refused as Refused
 from areal_like.capabilities.agents.turn import Turn, join_turns
 from areal_like.core.config.schema import MOST_KEPT
 from areal_like.core.errors import RunError
@@ -121,7 +120,7 @@ class Session:
     on_request: Callable[[], object] = lambda: None  # called before a request that is not a repetition is answered
     exceeded: str = ""  # the limit for which a turn was rejected
     failure: BaseException | None = None  # of the servers; it fails the run even if the workflow handles it
-    attempts: Attempts[Turn] = field(default_factory=Attempts)
+    attempts: Attempts = field(default_factory=Attempts)
     repeated: int = 0  # requests that got the answer of an earlier attempt
     _begun_with: set[Turn] = field(default_factory=set)  # part of `shared`
     _discarded: int = 0  # generated tokens of aborted answers
@@ -134,7 +133,7 @@ class Session:
         """
         return await self.begin(request, sent).turn()
 
-    def begin(self, request: Request, sent: Sending = ONCE, *, streamed: bool = False) -> Attempt[Turn]:
+    def begin(self, request: Request, sent: Sending = ONCE, *, streamed: bool = False) -> Attempt:
         """Start generating the next message of a conversation, or return the earlier attempt that has it.
 
         A streamed attempt has its tokens as they arrive. Raises Refused for a request beyond the limit of turns.
@@ -153,7 +152,7 @@ class Session:
     async def _complete(self, request: Request, number: int, progress: Progress | None) -> Turn:
         if (shared := self._take_shared(request)) is not None:
             if progress is not None:
-                progress.prompt_tokens = len(shared.tokens) - len(shared.response.tokens)
+                progress.prompt_tokens = shared.prompt_tokens
                 progress.add(shared.response.tokens.tolist())
             return shared
         place = self._place(request)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from areal_like.capabilities.agents.attempts import Attempt
-from areal_like.capabilities.agents.refusal import Refused
+from areal_like.capabilities.agents.replies import Refused
 from areal_like.capabilities.agents.session import Request, Session
 from areal_like.capabilities.agents.turn import Turn
 from areal_like.core.errors import RunError
@@ -137,7 +137,11 @@ _OVER = "the episode is over"
 
 
 class Dialect(Protocol):
-    """The events of one API; each method returns them as bytes."""
+    """An answer in the format of an API: whole, or as events in bytes."""
+
+    def whole(self, turn: Turn) -> dict[str, Any]:
+        """Return a turn as an answer."""
+        ...
 
     def start(self, prompt_tokens: int) -> bytes:
         """Return the events before the first text."""
@@ -159,13 +163,13 @@ class Dialect(Protocol):
 class Stream:
     """One connection that reads an unfinished answer; the attempt counts it as a reader until `close`."""
 
-    def __init__(self, session: Session, attempt: Attempt[Turn], request: Request, dialect: Dialect) -> None:
+    def __init__(self, session: Session, attempt: Attempt, request: Request, dialect: Dialect) -> None:
         self._attempt, self._dialect = attempt, dialect
         self._reading = ExitStack()
         self._reading.enter_context(attempt.reading())
         self._visible = _visible_text(session, request)
         self._read = 0  # tokens
-        self.has_ended = False  # the last events were yielded
+        self.answer: Turn | None = None  # once the last events were yielded
 
     def close(self) -> None:
         """Stop reading; without another reader an incomplete answer is aborted."""
@@ -180,20 +184,16 @@ class Stream:
         if self._attempt.task.done():
             self._attempt.result()
 
-    def note_delivery(self, is_sent: bool) -> None:
-        """Record whether the client received the last events; one of several clients is enough."""
-        if (turn := self._attempt.answer) is not None:
-            turn.delivered = is_sent or bool(turn.delivered)
-
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events as tokens arrive; all events after the end of the generation are one piece."""
-        yield self._dialect.start(self._prompt_tokens)
+        # an attempt without progress is streamed once it is complete
+        yield self._dialect.start((self._attempt.progress or self._attempt.result()).prompt_tokens)
         while not self._attempt.task.done():
             if delta := self._next_text():
                 yield self._dialect.text(delta)
             else:
                 await self._wait()
-        self.has_ended = True
+        self.answer = self._attempt.answer
         yield self._end()
 
     def _end(self) -> bytes:
@@ -204,13 +204,6 @@ class Stream:
         except (RunError, Refused) as error:
             return self._dialect.fail(str(error))
         return self._dialect.finish(turn, self._visible.rest(turn.text))
-
-    @property
-    def _prompt_tokens(self) -> int:
-        if (progress := self._attempt.progress) is not None:
-            return progress.prompt_tokens
-        turn = self._attempt.result()  # an attempt without progress is streamed once it is complete
-        return len(turn.tokens) - len(turn.response.tokens)
 
     def _next_text(self) -> str:
         if (progress := self._attempt.progress) is None:

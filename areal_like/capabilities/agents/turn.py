@@ -50,6 +50,10 @@ class Turn:
         """The images of `tokens`."""
         return tuple(image for turn in self.path for image in turn.images)
 
+    def note_delivery(self, is_sent: bool) -> None:
+        """Record whether a client received the answer; one of several waiting clients is enough."""
+        self.delivered = is_sent or bool(self.delivered)
+
     @property
     def is_orphan(self) -> bool:
         """Whether no client has read the answer; such a turn is not trained on."""
@@ -68,6 +72,11 @@ class Turn:
         """The prompt of this turn and its response."""
         parts = [part for turn in self.path for part in (turn.new, turn.response.tokens)]
         return np.concatenate(parts).astype(np.int32)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self.tokens) - len(self.response.tokens)
 
     @property
     def known_inputs(self) -> int:

@@ -69,20 +69,13 @@ class Containers:
         return box
 
     def _options(self, name: str) -> list[str]:
-        own, disk = self._settings, f"{self._settings.disk_mb}m"
+        own, disk, memory = self._settings, f"{self._settings.disk_mb}m", f"{self._settings.memory_mb}m"
         return [
             *("--rm", "--interactive", "--init", "--pull", "never", "--name", name),
             *(("--label", label(self._run_id)) if self._run_id else ()),
             *("--network", "host" if own.network else "none", "--read-only", "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges", "--user", f"{USER_ID - 1}:{USER_ID - 1}"),
-            *(
-                "--memory",
-                f"{own.memory_mb}m",
-                "--memory-swap",
-                f"{own.memory_mb}m",
-                "--pids-limit",
-                str(own.processes),
-            ),
+            *("--memory", memory, "--memory-swap", memory, "--pids-limit", str(own.processes)),
             *("--ulimit", "core=0", "--ulimit", "nofile=1024:1024"),
             *("--tmpfs", f"/tmp:rw,exec,mode=1777,size={disk}", "--shm-size", disk),
             *(word for path in own.read_only for word in ("--volume", f"{path}:{path}:ro")),

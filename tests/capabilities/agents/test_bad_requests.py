@@ -20,6 +20,7 @@ from scripted import says, session
 
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Limits
 from areal_like.core.rollout.pool import Response, Sampling
 from areal_like.core.types import Prompt, Reward
@@ -33,7 +34,7 @@ class Open:
 
     def __init__(self, stack: ExitStack) -> None:
         self.sessions = OpenSessions()
-        self.url = stack.enter_context(Endpoint(self.sessions)).base_url
+        self.url = stack.enter_context(Endpoint(self.sessions, EpisodeConfig())).base_url
         self.http = stack.enter_context(httpx.Client(trust_env=False, timeout=HUNG_S))
         self.asked, self.answer = threading.Event(), threading.Event()
         self.own, self.model = session("plain", says("ab", "th"), limits=LIMITS, parse_tools=parse)

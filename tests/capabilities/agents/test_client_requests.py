@@ -17,11 +17,12 @@ import httpx
 import openai
 import pytest
 from limits import HUNG_S
-from scripted import says, session
+from scripted import answer, says, session
 
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.ignored_fields import DEFAULTS, INERT
-from areal_like.capabilities.agents.openai_api import OpenSessions, answer
+from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.core.config.findings import ConfigError
 from areal_like.core.config.load import load
@@ -67,7 +68,7 @@ def test_recorded_requests_are_answered(row):
     own, model = recorded_session(ignored=(*CLAUDE_CODE, "verbosity", "text.verbosity"))
     sessions = OpenSessions()
     with (
-        Endpoint(sessions) as endpoint,
+        Endpoint(sessions, EpisodeConfig()) as endpoint,
         sessions.open(own) as key,
         httpx.Client(trust_env=False, timeout=HUNG_S) as http,
     ):
@@ -204,7 +205,7 @@ def test_clients_count_tokens_and_look_models_up():
     own, model = recorded_session()
     own.limits = Limits(1, 10**6, models=["policy", "claude-*"])
     sessions = OpenSessions()
-    with Endpoint(sessions) as endpoint, sessions.open(own) as key:
+    with Endpoint(sessions, EpisodeConfig()) as endpoint, sessions.open(own) as key:
         first = anthropic.Anthropic(base_url=endpoint.base_url.removesuffix("/v1"), auth_token=key, api_key=None)
         second = openai.OpenAI(base_url=endpoint.base_url, api_key=key)
         for _ in range(3):  # counts are not turns
@@ -243,7 +244,7 @@ def test_the_scheme_of_a_key_may_have_small_letters(scheme):
 def test_the_stop_sequence_of_a_message_is_named(stream, stop, reason, sequence):
     own, _ = recorded_session("ab 1th")
     sessions = OpenSessions()
-    with Endpoint(sessions) as endpoint, sessions.open(own) as key:
+    with Endpoint(sessions, EpisodeConfig()) as endpoint, sessions.open(own) as key:
         client = anthropic.Anthropic(base_url=endpoint.base_url.removesuffix("/v1"), api_key=key)
         asked: dict[str, Any] = {"model": "m", "max_tokens": 99, "messages": HELLO, "stop_sequences": stop}
         if stream:

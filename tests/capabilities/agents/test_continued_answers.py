@@ -7,9 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from scripted import END, Model, says, session
+from scripted import END, Model, answer, says, session
 
-from areal_like.capabilities.agents.openai_api import answer
 from areal_like.capabilities.agents.session import Session
 from areal_like.core.types import Prompt, Reward
 

@@ -17,6 +17,7 @@ from scripted import END, says, session
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.capabilities.agents.playing import Clients
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.core.rollout.pool import Sampling
 from areal_like.core.types import Prompt, Reward
 
@@ -36,7 +37,7 @@ def test_an_agent_in_another_process_is_recorded():
 
     async def run() -> tuple[str, httpx.Response]:
         sessions = OpenSessions()
-        with Endpoint(sessions) as endpoint:
+        with Endpoint(sessions, EpisodeConfig()) as endpoint:
             with sessions.open(recorded) as key:
                 client = Clients(sessions.answer, endpoint.base_url).with_key(key)
                 url = str(client.base_url)
@@ -63,7 +64,7 @@ def test_an_agent_in_another_process_is_recorded():
 def post(recorded: Any, *requests: tuple[str, dict[str, Any]], key: str | bytes | None = None) -> list[httpx.Response]:
     sessions = OpenSessions()
     with (
-        Endpoint(sessions) as endpoint,
+        Endpoint(sessions, EpisodeConfig()) as endpoint,
         sessions.open(recorded) as own,
         httpx.Client(trust_env=False, timeout=HUNG_S) as http,
     ):

@@ -21,7 +21,7 @@ import pytest
 from limits import HUNG_S
 from scripted import says, session
 
-from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
+from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
 from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.core.errors import RunError
@@ -42,7 +42,7 @@ class Open:
 
     def __init__(self, stack: ExitStack, **settings: Any) -> None:
         self.sessions = OpenSessions()
-        self.endpoint = stack.enter_context(Endpoint(self.sessions, EndpointSettings(**settings)))
+        self.endpoint = stack.enter_context(Endpoint(self.sessions, EpisodeConfig(**settings)))
         recorded = [session("plain", says("ab", "th", "ab", "th", "ab", "th"))[0] for _ in range(2)]
         self.recorded = recorded
         self.keys = [stack.enter_context(self.sessions.open(one)) for one in recorded]
@@ -72,7 +72,7 @@ def own_addresses() -> list[str]:
 def test_it_listens_on_the_address_that_is_asked_for_alone():
     if not (addresses := own_addresses()):
         pytest.skip("this host has loopback alone")
-    with opened(host=addresses[0]) as own:
+    with opened(endpoint_host=addresses[0]) as own:
         assert own.endpoint.base_url.startswith(f"http://{addresses[0]}:") and own.ask() == "ab"
         port = int(own.endpoint.base_url.rsplit(":", 1)[1].removesuffix("/v1"))
         with pytest.raises(OSError, match="refused"):
@@ -104,7 +104,7 @@ def namespace() -> Iterator[tuple[str, str]]:
 
 
 def test_an_agent_with_a_network_of_its_own_reaches_its_episode():
-    with namespace() as (name, address), opened(host=address) as own:
+    with namespace() as (name, address), opened(endpoint_host=address) as own:
         environment = {
             "OPENAI_BASE_URL": own.endpoint.base_url,
             "OPENAI_API_KEY": own.keys[0],
@@ -122,23 +122,24 @@ def test_an_agent_with_a_network_of_its_own_reaches_its_episode():
 def test_auto_is_an_address_of_this_host():
     if not own_addresses():
         pytest.skip("this host has no address but loopback")
-    assert EndpointSettings.from_config(EpisodeConfig(endpoint=True, endpoint_host="auto")).host in own_addresses()
+    with Endpoint(OpenSessions(), EpisodeConfig(endpoint=True, endpoint_host="auto")) as endpoint:
+        assert httpx.URL(endpoint.base_url).host in own_addresses()
 
 
 def test_an_endpoint_that_does_not_start_is_an_error(tmp_path):
     file = tmp_path / "a.pem"
     file.write_text("no certificate")
     with pytest.raises(RunError, match=r"did not start .* episode.endpoint_certificate"):
-        Endpoint(OpenSessions(), EndpointSettings(certificate=str(file), key=str(file))).__enter__()
+        Endpoint(OpenSessions(), EpisodeConfig(endpoint_certificate=str(file), endpoint_key=str(file))).__enter__()
 
 
 def test_an_address_of_another_host_is_refused_in_words():
     with pytest.raises(RunError, match=r"cannot listen on 192.0.2.1 .episode.endpoint_host"):
-        Endpoint(OpenSessions(), EndpointSettings(host="192.0.2.1")).__enter__()
+        Endpoint(OpenSessions(), EpisodeConfig(endpoint_host="192.0.2.1")).__enter__()
 
 
 def test_a_large_request_is_refused_and_other_episodes_go_on():
-    with opened(max_mb=1) as own:
+    with opened(endpoint_max_mb=1) as own:
         with pytest.raises(openai.APIStatusError, match=r"more than 1 MB .episode.endpoint_max_mb") as refused:
             own.clients[0].chat.completions.create(model="any", messages=[{"role": "user", "content": "x" * (2 << 20)}])
         assert refused.value.status_code == 413
@@ -147,7 +148,7 @@ def test_a_large_request_is_refused_and_other_episodes_go_on():
 
 
 def test_an_episode_that_asks_too_often_is_refused_and_others_are_not():
-    with opened(rate=0.2) as own:  # two requests in ten seconds
+    with opened(endpoint_rate=0.2) as own:  # two requests in ten seconds
         assert [own.ask(), own.ask()] == ["ab", "th"]
         with pytest.raises(openai.RateLimitError, match=r"more than 0\.2 requests per second") as refused:
             own.ask()
@@ -156,7 +157,7 @@ def test_an_episode_that_asks_too_often_is_refused_and_others_are_not():
 
 
 def test_connections_beyond_the_limit_are_refused():
-    with opened(max_connections=2) as own:
+    with opened(endpoint_max_connections=2) as own:
         port = int(own.endpoint.base_url.rsplit(":", 1)[1].removesuffix("/v1"))
         with ExitStack() as idle:
             for _ in range(3):
@@ -254,7 +255,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path):
     chain, key = certificate(tmp_path)
     with ExitStack() as stack:
-        own = Open(stack, certificate=str(chain), key=str(key))
+        own = Open(stack, endpoint_certificate=str(chain), endpoint_key=str(key))
         assert own.endpoint.base_url.startswith("https://")
         client = own.client(stack, own.keys[0], verify=ssl.create_default_context(cafile=str(chain)))
         assert client.chat.completions.create(model="any", messages=HELLO).choices[0].message.content == "ab"

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from scripted import Model, session
+from scripted import Model, answer, session
 from vision_models import picture, write_files
 
-from areal_like.capabilities.agents.openai_api import answer
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.core.rollout.pool import Response, Sampling
 from areal_like.core.types import Images, Prompt, Reward

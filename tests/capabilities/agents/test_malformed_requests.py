@@ -12,9 +12,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scripted import session, tokenizer
-
-from areal_like.capabilities.agents.openai_api import answer
+from scripted import answer, session, tokenizer
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 OPENAI = {

@@ -22,8 +22,9 @@ from scripted import END, Model, tokenizer
 from unreliable_proxy import Fault, UnreliableProxy
 
 from areal_like.capabilities.agents.attempts import Sending
-from areal_like.capabilities.agents.endpoint import Endpoint, EndpointSettings
+from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Limits, Request, Session
 from areal_like.capabilities.agents.turn import Turn
 from areal_like.core.rollout.pool import Response, Sampling
@@ -61,7 +62,7 @@ def served(model: Model, turns: int = 99, **settings: Any) -> Iterator[tuple[Ses
     """A session of a model, its address and its key."""
     sessions = OpenSessions()
     recorded = Session(OWN, model.sample, Sampling(1000, 0.7, stop_token_ids=OWN.eos_token_ids), Limits(turns, 10**6))
-    with Endpoint(sessions, EndpointSettings(**settings)) as endpoint, sessions.open(recorded) as key:
+    with Endpoint(sessions, EpisodeConfig(**settings)) as endpoint, sessions.open(recorded) as key:
         yield recorded, endpoint.base_url, key
 
 
@@ -309,7 +310,11 @@ def test_an_answer_that_nobody_has_read_is_not_trained_unless_the_conversation_g
 def test_what_an_episode_still_waits_for_ends_with_it():
     model, sessions = Numbered(endless=(1,)), OpenSessions()
     recorded = session_of(model)
-    with Endpoint(sessions) as endpoint, sessions.open(recorded) as key, ThreadPoolExecutor() as threads:
+    with (
+        Endpoint(sessions, EpisodeConfig()) as endpoint,
+        sessions.open(recorded) as key,
+        ThreadPoolExecutor() as threads,
+    ):
         url, headers = f"{endpoint.base_url}/chat/completions", {"x-api-key": key}
         asking = threads.submit(httpx.post, url, json={"messages": HELLO}, headers=headers, timeout=HUNG_S)
         while not model.generating:
@@ -338,7 +343,7 @@ def test_a_key_is_looked_at_before_the_body_is_read():
 
 def test_a_request_has_a_size_limit():
     model, most = Numbered(), 1 << 20
-    with served(model, max_mb=1) as (_, url, key):
+    with served(model, endpoint_max_mb=1) as (_, url, key):
         answer = asked_by_hand(url, f"x-api-key: {key}", f"Content-Length: {most + 1}")
         assert answer.startswith("HTTP/1.1 413") and "more than 1 MB" in answer
         part = b"%x\r\n%b\r\n" % (1 << 16, b" " * (1 << 16))

@@ -16,6 +16,7 @@ from scripted import END, says, session
 
 from areal_like.capabilities.agents.endpoint import Endpoint
 from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Session
 from areal_like.core.types import Prompt, Reward, Trajectory
 
@@ -34,7 +35,7 @@ async def parse(text: str, tools: Any) -> Any:
 def client_of(recorded: Session) -> Iterator[openai.OpenAI]:
     sessions = OpenSessions()
     with (
-        Endpoint(sessions) as endpoint,
+        Endpoint(sessions, EpisodeConfig()) as endpoint,
         sessions.open(recorded) as key,
         httpx.Client(trust_env=False, timeout=HUNG_S) as http,
     ):
@@ -189,7 +190,7 @@ def test_an_agent_of_openais_sdk_is_recorded(stream):
 
     async def play() -> Any:
         sessions = OpenSessions()
-        with Endpoint(sessions) as endpoint, sessions.open(own) as key:
+        with Endpoint(sessions, EpisodeConfig()) as endpoint, sessions.open(own) as key:
             client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0)
             model = agents.OpenAIResponsesModel(model="policy", openai_client=client)
             agent = agents.Agent(name="a", instructions="go", tools=[add], model=model)

@@ -16,14 +16,15 @@ from aiohttp import web
 from fake_server import Body, FakeServer, event, output, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Model, says, session, tokenizer
+from scripted import Model, answer, says, session, tokenizer
 from serving import pool_on, serve
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from areal_like.backends.sglang.tool_calls import CALL_STARTS
 from areal_like.capabilities.agents.endpoint import Endpoint
-from areal_like.capabilities.agents.openai_api import OpenSessions, answer
+from areal_like.capabilities.agents.openai_api import OpenSessions
+from areal_like.capabilities.agents.schema import EpisodeConfig
 from areal_like.capabilities.agents.session import Limits, Session
 from areal_like.capabilities.agents.streams import Decoding, VisibleText
 from areal_like.capabilities.agents.workers.processes import in_loop
@@ -50,7 +51,7 @@ type Stream = Callable[..., AsyncIterator[str | tuple[str, Any]]]
 async def served(recorded: Session) -> AsyncIterator[tuple[str, str]]:
     """The address and key of a session."""
     sessions = OpenSessions()
-    endpoint = Endpoint(sessions)
+    endpoint = Endpoint(sessions, EpisodeConfig())
     await asyncio.to_thread(endpoint.__enter__)
     try:
         with sessions.open(recorded) as key:
