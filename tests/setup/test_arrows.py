@@ -23,7 +23,7 @@ MORE = {
     "areal_like.backends.megatron.engine": 19,
     "areal_like.capabilities.replay.replayer": 19,
     "areal_like.capabilities.agents.episodes": 18,
-    "areal_like.capabilities.agents.make": 18,
+    "areal_like.capabilities.agents.make": 19,
     "areal_like.capabilities.drift.alarm": 18,
     "areal_like.capabilities.replay.recorder": 18,
     "areal_like.capability": 18,
