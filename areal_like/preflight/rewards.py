@@ -41,16 +41,17 @@ def check_chat_judge(config: RunConfig, prompts: Sequence[Prompt], plan: Plan | 
 
 def _check_use(config: RunConfig, kind: Literal["judge", "model"], otherwise: str = "") -> Iterator[Finding]:
     """Check that the section of a judge or of a reward model is set exactly if a reward comes from one."""
-    section, name = f"reward.{kind}", {"judge": "judge", "model": "reward model"}[kind]
+    named = {"judge": ("judge", "RUN-REWARD-JUDGE"), "model": ("reward model", "RUN-REWARD-MODEL")}
+    section, (name, code) = f"reward.{kind}", named[kind]
     asked = [key for key, part in config.reward.judges.items() if part.function is None and part.type == kind]
     is_set = getattr(config.reward, kind) is not None
     for key in asked if not is_set else ():
         message = f"the reward comes from a {name}, and the section {section} is missing"
         help = f"write {section}.path=… and {section}.backend=sglang:d1{otherwise and f', {otherwise}'}"
-        yield finding(f"RUN-REWARD-{kind.upper()}", f"{key}.type", message, help)
+        yield finding(code, f"{key}.type", message, help)
     if is_set and not asked:
         help = f"write reward.type={kind}, or `type: {kind}` for one of reward.parts"
-        yield finding(f"RUN-REWARD-{kind.upper()}", section, f"no reward uses this {kind}", help)
+        yield finding(code, section, f"no reward uses this {kind}", help)
 
 
 def _check_judge_place(judge: ChatJudgeConfig) -> Iterator[Finding]:

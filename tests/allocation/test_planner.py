@@ -181,7 +181,7 @@ def test_what_keeps_every_layout_from_running_is_the_first_line():
 
 
 def test_sequences_beyond_the_models_positions_are_told_before_planning(monkeypatch):
-    monkeypatch.setattr("allocation.planner.plan_layouts", None)
+    monkeypatch.setattr("allocation.planner.search.plan_layouts", None)
     asked = CliRunner().invoke(app, ["plan", "-m", "qwen3-0.6b", "-c", "1x8", "--response", "40960", "-g", "h200"])
     assert asked.exit_code == 2
     said = " ".join(asked.stderr.replace("│", " ").split())
