@@ -22,10 +22,10 @@ HEAP = {"MALLOC_ARENA_MAX": (-8, 1), "MALLOC_MMAP_THRESHOLD_": (-3, 128 << 10)} 
 
 
 def bound_heap() -> None:
-    """Keep holes in the heap of a process that runs for days from adding up; what the environment sets stays.
+    """Limit the fragmentation of the heap in a process that runs for days, except where the environment sets this.
 
-    Without it, glibc gives each thread a heap, and puts blocks of up to 32 MiB there that it would first have mapped
-    and returned: a controller grew by 2 MiB in 1,000 steps. Trainers keep the default, with which they are faster.
+    By default glibc has an arena per thread, and comes to keep freed blocks of up to 32 MiB in them: a controller grew
+    by 2 MiB in 1,000 steps. Trainers keep the default, with which they are faster.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc alone
     for name, (parameter, value) in HEAP.items():
@@ -48,7 +48,7 @@ def pause_gc() -> Iterator[None]:
 async def gc_tuned() -> AsyncIterator[None]:
     """Exclude existing objects from collection in the body; scan new ones once, in small pieces, and then rarely.
 
-    The heap is bounded from then on.
+    The heap's fragmentation is limited from then on.
     """
     bound_heap()
     before = gc.get_threshold()

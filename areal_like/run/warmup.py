@@ -20,7 +20,7 @@ SHOW_S = 5.0  # between two lines of progress
 
 
 async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
-    """Train until the evaluation's answers have the probability `target_reward`, or for `warm_start.steps` steps.
+    """Train until an evaluation answer has the mean probability `target_reward`, or for `warm_start.steps` steps.
 
     The answers are data, which is fitted at temperature 1; the reward belongs to sampling (`gconfig.temperature`).
     """
@@ -30,8 +30,8 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
     training = iter(PromptStream(job.train_prompts, shuffle=True, seed=job.config.seed))
     shown = time.monotonic()
     view.say(
-        f"warm start on reference answers: at most {config.steps} steps, until the evaluation answers have the "
-        f"probability {config.target_reward:g}"
+        f"warm start on reference answers: at most {config.steps} steps, or until the mean probability of an "
+        f"evaluation answer is {config.target_reward:g}"
     )
     test = _examples(job.valid_prompts, job.tokenizer)
     with view.doing("warm start", config.steps) as advance:
@@ -42,11 +42,11 @@ async def warm_start(job: Job, trainer: Trainer, view: View) -> None:
             if step % config.check_every == 0 or step == config.steps:
                 reward = await expected_reward(trainer, test, temperature)
                 if time.monotonic() - shown >= SHOW_S:
-                    view.say(f"warm start: step {step} of at most {config.steps}, probability {reward:.3f}")
+                    view.say(f"warm start: step {step} of at most {config.steps}, mean probability {reward:.3f}")
                     shown = time.monotonic()
                 if reward >= config.target_reward:
                     break
-    view.say(f"warm start: the evaluation answers have the probability {reward:.3f} after {step} steps")
+    view.say(f"warm start: mean probability {reward:.3f} after {step} steps")
 
 
 async def expected_reward(trainer: Trainer, batch: Batch, temperature: float) -> float:

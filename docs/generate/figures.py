@@ -542,7 +542,7 @@ MEMORY = """
 growth is the slope of the second half. Processes with less than 5 MiB, such as warm sandboxes, are left out.
 """
 ONE_ARENA = """
-The growth is glibc's: each thread's heap, and blocks that it keeps instead of returning. With `MALLOC_ARENA_MAX=1` and
+The growth is fragmentation in glibc's allocator: an arena per thread, and large freed blocks that it keeps. With `MALLOC_ARENA_MAX=1` and
 `MALLOC_MMAP_THRESHOLD_=131072` for all processes ([file](../benchmarks/results/soak_memory_one_arena_cpu.json)) none but Ray's
 `gcs_server` grew in the second half of {minutes} minutes and {steps:,} steps. The controller and the agents' workers set both themselves,
 unless the environment does; trainers are faster without.

@@ -250,8 +250,8 @@ class WarmStartConfig(Section):
     lr: float = Field(2e-3, gt=0)
     """Constant learning rate."""
     target_reward: float = Field(1.0, gt=0, le=1)
-    """Stop when the evaluation's reference answers, taken whole, have this mean probability: the evaluation reward if a
-    response has to equal the reference."""
+    """Stop when the mean probability of the evaluation prompts' reference answers reaches this. It is the evaluation
+    reward where a response must match its reference."""
     check_every: int = Field(25, ge=1)
     """Optimizer steps between two evaluations."""
 
